@@ -1,8 +1,16 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["hf-captionrl"]
+#
+# [tool.uv.sources]
+# hf-captionrl = { path = "..", editable = true }
+# ///
 """Finetune a captioner with SMILE, and compare it with its start and with as many further steps of maximum likelihood.
 
 Without arguments, on the embedded world (3 minutes on 2 CPU cores, no network):
 
     accelerate launch recipes/smile_blip.py
+    uv run recipes/smile_blip.py                 # without an installation: uv makes an environment with this package
 
 With the paper's settings on COCO, or on your own photographs with captions in `metadata.jsonl`:
 
@@ -25,10 +33,9 @@ from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArgument
 from hf_captionrl.apps.experiments.smile import SmileArguments, SmileRecipeConfig, compare_smile, run_name
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.utils.console import run_main
+from hf_captionrl.utils.io import shipped_path
 
 __all__ = ["main", "parse_args", "run_name"]
-
-CONFIGS = Path(__file__).parent / "configs" / "smile_blip"
 
 
 @dataclass
@@ -41,7 +48,7 @@ class SmileBlipConfig(SmileRecipeConfig):
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, SmileArguments, SmileBlipConfig)
-    return parse_arguments(types, argv, default_config=CONFIGS / "dose.yaml")
+    return parse_arguments(types, argv, default_config=shipped_path("recipes", "configs", "smile_blip", "dose.yaml"))
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

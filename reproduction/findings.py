@@ -48,7 +48,7 @@ def verdict(found: Measured, expected: str, margin: float | None = None) -> str:
             f"expected ({expected!r}) must be '>', '<' or '=', and margin ({margin!r}) goes with '='. Say what the paper claims "
             "of first minus second."
         )
-    same_for_every_seed = len(found.values) > 1 and found.low is None
+    same_for_every_seed = found.is_constant
     low = found.value if same_for_every_seed else found.low
     high = found.value if same_for_every_seed else found.high
     if low is None or high is None:
@@ -202,7 +202,9 @@ def _by_other(number: Measured, said: str, of_page: Mapping[Measured, float]) ->
 
 
 def _with_interval(number: Measured) -> str:
-    interval = "same for every seed" if len(number.values) > 1 else "no interval"
+    interval = "no interval"
+    if number.values:
+        interval = "same for every seed" if number.is_constant else f"seeds {', '.join(map(shown, number.values))}"
     if number.low is not None and number.high is not None:
         interval = f"{shown(number.low)} to {shown(number.high)}"
     return f"{shown(number.value)} [{interval}]"

@@ -22,14 +22,20 @@ class Measured:
     high: float | None = None
     values: tuple[float, ...] = ()
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether every seed gives the same number."""
+        return len(self.values) > 1 and max(self.values) - min(self.values) < 1e-9
+
 
 def seed_interval(values: Sequence[float]) -> Measured:
-    """Mean and 95 % t-interval of one number per seed."""
+    """Mean and 95 % t-interval of one number per seed; none of two, as it would reach 12.7 standard errors to each side."""
     if not values:
         raise ValueError("values is empty, and a mean needs one. Name a place of the result that holds seeds.")
     mean = math.fsum(values) / len(values)
-    if len(values) < 2 or max(values) - min(values) < 1e-9:
-        return Measured(mean, values=tuple(values))
+    number = Measured(mean, values=tuple(values))
+    if len(values) < 3 or number.is_constant:
+        return number
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     half = float(student.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
     return Measured(mean, mean - half, mean + half, tuple(values))

@@ -114,7 +114,8 @@ def to_markdown(
         for key, _, digits in columns:
             cells.append(_cell(row[key], digits) if key in row else "–")
         lines.append(f"| {row['name']} |" + "".join(f" {cell} |" for cell in cells))
-    said = f"Mean and standard error over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"Seed {seeds[0]}"
+    spread = "both values" if len(seeds) == 2 else "standard error"
+    said = f"Mean and {spread} over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"Seed {seeds[0]}"
     lines += ["", f"{said}. Made by `{command}`.", ""]
     return "\n".join(lines)
 
@@ -122,6 +123,8 @@ def to_markdown(
 def _cell(found: Mapping[str, Any], digits: int) -> str:
     more = f" ±{found['standard_error']:.{digits}f}" if found["standard_error"] is not None else ""
     more = f" [{', '.join(f'{end:.{digits}f}' for end in found['interval'])}]" if "interval" in found else more
+    if len(found["values"]) == 2:  # too few for an error
+        more = f" ({', '.join(f'{value:.{digits}f}' for value in found['values'])})"
     return f"{found['mean']:.{digits}f}{more}"
 
 

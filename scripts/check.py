@@ -105,7 +105,7 @@ def check_layers(root: Path) -> Iterator[str]:
             continue
         for line, module in imports(path, root):
             top, *rest = module.split(".")
-            if top in ("recipes", "reproduction", "scripts", "tests"):
+            if top in ("examples", "recipes", "reproduction", "scripts", "tests"):
                 yield f"{name}:{line}: the package imports {top}, which is above it."
             if top != PACKAGE or rest == ["__version__"] or not rest:
                 continue
@@ -189,7 +189,7 @@ def check_links(root: Path) -> Iterator[str]:
 
 def check_loading(root: Path) -> Iterator[str]:
     """`from_pretrained` never asks to run a checkpoint's code, and never opens a pickle, as it would without these arguments."""
-    for path in python_files(root, PACKAGE, "recipes", "reproduction", "scripts"):
+    for path in python_files(root, PACKAGE, "examples", "recipes", "reproduction", "scripts"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if not isinstance(node, ast.Call) or not called.endswith(".from_pretrained"):
@@ -295,7 +295,7 @@ PARTS: dict[str, Sequence[Callable[[Path], Iterator[str]] | list[str]]] = {
     "lint": [
         ["ruff", "check", "."],
         ["ruff", "format", "--check", "."],
-        ["bandit", "-q", "-c", "pyproject.toml", "-r", PACKAGE, "recipes", "reproduction", "scripts"],
+        ["bandit", "-q", "-c", "pyproject.toml", "-r", PACKAGE, "examples", "recipes", "reproduction", "scripts"],
     ],
 }
 """The longest first."""

@@ -42,10 +42,9 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages and results of reproduction/, and the generated pages beside them."""
-    for path in sorted(
-        path for path in (ROOT / "reproduction").rglob("*") if path.suffix in (".md", ".yaml", ".json")
-    ):
+    """Add the pages and results of reproduction/, the generated pages beside them, and the examples."""
+    record = (path for path in (ROOT / "reproduction").rglob("*") if path.suffix in (".md", ".yaml", ".json"))
+    for path in sorted([*record, *(ROOT / "examples").glob("*.*")]):
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     for name, text in generated_pages().items():
         files.append(File.generated(config, f"reproduction/{name}", content=text))
@@ -59,7 +58,9 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     """
     text = _MARKER.sub(lambda match: _table(match[1], match[2]) or match[0], markdown)
     is_record = page is not None and page.file.src_uri.startswith("reproduction/")
-    text = text.replace("](../reproduction/", "](" if is_record else "](reproduction/")
+    text = text.replace("](../reproduction/", "](" if is_record else "](reproduction/").replace(
+        "](../examples/", "](examples/"
+    )
     return re.sub(r'(\]\(|")\.\./docs/', r"\1../", text) if is_record else text
 
 

@@ -25,6 +25,7 @@ REQUIRED = """hf_captionrl/py.typed
 hf_captionrl/evaluation/templates/gallery.html
 hf_captionrl/scenes/checkpoints/blip-mle/model.safetensors
 recipes/smile_blip.py
+examples/smile_in_one_file.py
 recipes/accelerate/
 recipes/configs/smile_blip/scenes.yaml
 hub_cards/model.md

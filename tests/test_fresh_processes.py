@@ -34,7 +34,6 @@ STAND_INS = {
     "max_completion_length=60": "max_completion_length=8",
     "bank_size=1000": "bank_size=5",
     'SLEConfig("out", ': 'SLEConfig("out", per_device_train_batch_size=5, max_completion_length=12, ',
-    "[(SelfRetrieval(scorer), 1.0), (names_label, 0.5), ": "[(SelfRetrieval(scorer), 1.0), ",  # the photographs have no labels
     "rl_start_epoch=5": "rl_start_epoch=1",
     "num_train_epochs=15": "num_train_epochs=2",
     'SelfRetrievalConfig("out", ': 'SelfRetrievalConfig("out", max_steps=2, per_device_train_batch_size=5, max_completion_length=12, ',

@@ -682,6 +682,11 @@ class CaptionRLTrainer(CaptionTrainer):
         rollout = self.rollouts.begin_step(micro_batches, self.state, self.batch_sampler.bag_size)
         if rollout is not None:
             self.monitor.record(*rollout)
+            for advantages in (
+                rollout[2],
+                *(inputs["advantages"] for inputs in micro_batches),
+            ):  # the latter with credit
+                self._unchanged.note_advantages(advantages)
 
     # Loss
 

@@ -365,6 +365,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 metrics |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
         dataset = self._rows_of(dataset)
+        self._memory_tracker.start()
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
         self.ranks = ranks
         self.log(metrics)
@@ -374,6 +375,7 @@ class CaptionTrainer(ExactResumeTrainer):
             self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
         handler = self.callback_handler
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
+        self._memory_tracker.stop_and_update_metrics(metrics)
         return metrics
 
     def predict(
@@ -385,8 +387,10 @@ class CaptionTrainer(ExactResumeTrainer):
             `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
         """
         dataset = self._rows_of(test_dataset, "test")
+        self._memory_tracker.start()
         captions, _, metrics = self._measure(dataset, metric_key_prefix)
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        self._memory_tracker.stop_and_update_metrics(metrics)
         return PredictionOutput(captions, references_of(dataset), metrics)  # type: ignore[arg-type]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:

@@ -41,7 +41,15 @@ from hf_captionrl.data.features import image_hashes, source_key, training_images
 from hf_captionrl.data.options import ids_digest
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers.policy import default_output_dir
-from hf_captionrl.trainers.publishing import CheckedPush, base_model, on_main_process, public_name, read_run, write_run
+from hf_captionrl.trainers.publishing import (
+    CheckedPush,
+    base_model,
+    deciding_settings,
+    on_main_process,
+    public_name,
+    read_run,
+    write_run,
+)
 from hf_captionrl.utils.io import FolderLock, json_digest, to_plain
 from hf_captionrl.utils.model_files import check_checkpoint, check_index, check_kwargs, convert_command
 from hf_captionrl.utils.options import documented
@@ -531,6 +539,8 @@ class ExactResumeTrainer(CheckedPush):
         start = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, checkpoint, trial)  # type: ignore[misc]
         if checkpoint is not None:
             self.load_state_of_run(checkpoint)
+        if self.is_world_process_zero():  # an interrupted run leaves a record, too
+            write_run(self._get_output_dir(trial), settings=deciding_settings(self.args))
         is_over = self.dose is not None and self.dose.is_over(self.state)
         return (num_epochs, 0) if is_over or self.state.global_step >= max_steps else start
 

@@ -104,6 +104,11 @@ class UnchangedCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._begin, self._weights = state.global_step, _some_weights(model)
         self._first: dict[str, tuple[int, Sequence[str] | None]] = {}
+        self._has_advantages: bool | None = None
+
+    def note_advantages(self, advantages: Tensor) -> None:
+        """Note whether a rollout has an advantage that is not 0."""
+        self._has_advantages = bool(self._has_advantages) or bool(advantages.any())
 
     def compare(self, name: str, captions: Sequence[str], args: Any, state: TrainerState) -> None:
         """Compare captions with those of the first evaluation of this name; warn once, in the second half of a training."""
@@ -119,9 +124,14 @@ class UnchangedCallback(TrainerCallback):
 
     def _warn(self, fact: str, args: Any) -> None:
         if args.process_index == 0:
-            better = max(1e-5, 10 * args.learning_rate)
-            text = "%s with learning_rate=%g. Use a higher learning_rate, such as %g, or train longer."
-            logger.warning(text, fact, args.learning_rate, better)
+            rate = args.learning_rate
+            remedy = f"Use a higher learning_rate, such as {max(1e-5, 10 * rate):g}, or train longer."
+            if self._has_advantages is False:
+                remedy = (
+                    "All advantages are 0: the captions of an image have equal rewards. Use more num_generations, a higher "
+                    "temperature, or another reward."
+                )
+            logger.warning("%s with learning_rate=%g. %s", fact, rate, remedy)
 
 
 def _some_weights(model: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RUN_FILE = "run.json"
-"""The record of a run, in sections, without local paths: `training` (base model, objective, rewards, data and seeds),
-`selection` (the selected checkpoint) and, in checkpoints, `configuration` (what must be equal in a run that resumes)."""
+"""The record of a run, in sections, without local paths: `settings` (written before the first step), `training` (base model,
+objective, rewards, data and seeds), `selection` (the selected checkpoint) and, in checkpoints, `configuration` (what must be
+equal in a run that resumes)."""
+LAST_CHECKPOINT = "the last checkpoint"
 
 
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -58,6 +61,20 @@ def base_model(trainer: Any) -> Any:
     """The model without adapter and wrappers."""
     inner = trainer.accelerator.unwrap_model(trainer.model)
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def deciding_settings(args: Any) -> dict[str, Any]:
+    """The section `settings` of the record of a run: what decides how it trains."""
+    metric = args.metric_for_best_model if args.load_best_model_at_end else None
+    configuration = getattr(args, "configuration", None)  # of a recipe
+    return {
+        **({} if configuration is None else {"configuration": re.sub(r"(?<!\S)/\S*/", "", configuration)}),
+        "learning rate": f"{args.learning_rate:g}",
+        "length": f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs",
+        "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        **({"beams": args.generation_num_beams} if hasattr(args, "generation_num_beams") else {}),
+        "selection": LAST_CHECKPOINT if metric is None else metric,
+    }
 
 
 def training_facts(trainer: Any) -> dict[str, Any]:
@@ -103,7 +120,8 @@ class CheckedPush(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         selection = getattr(self, "selection", None)
-        record = {"training": training_facts(self)} | ({} if selection is None else {"selection": selection})
+        record = {"settings": deciding_settings(self.args), "training": training_facts(self)}
+        record |= {} if selection is None else {"selection": selection}
         write_json(Path(output_dir or self.args.output_dir) / RUN_FILE, record)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

@@ -182,8 +182,9 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
+        self._unchanged = UnchangedCallback()
         self.add_callback(EpochCallback(self.bags))
-        self.add_callback(UnchangedCallback())
+        self.add_callback(self._unchanged)
         with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
             self.rewarded = RewardedImages(train_dataset, self.accelerator)
             self.rewards.prepare(self._reward_data())
@@ -231,6 +232,9 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             self._log_completion_extra(column, cells)
         rewards = gather(local)
         self.rewards.refuse_unscored(rewards)
+        if self.model.training:
+            totals = self.rewards.total(rewards.cpu()).nan_to_num().view(-1, self.num_generations)
+            self._unchanged.note_advantages(totals - totals[:, :1])
         return rewards
 
     def reward_context(

@@ -15,6 +15,7 @@ from hf_captionrl import (
     load_scorer,
 )
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.trainers.publishing import read_run
 from tests.tiny import write_photos
 
 SMALL = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_completion_length": 12}
@@ -27,12 +28,13 @@ def photos(tmp_path_factory):
     return folder
 
 
-def self_retrieval(folder, photos, **settings):
+def self_retrieval(folder, photos, reward_funcs=None, **settings):
     train = load_captions("imagefolder", data_dir=str(photos), split="train")
     args = SelfRetrievalConfig(
         str(folder), **{**SMALL, "per_device_train_batch_size": len(train), "freeze_vision_tower": True, **settings}
     )
-    trainer = SelfRetrievalTrainer("scenes:blip-mle", load_scorer("scenes:clip-reward"), args, train)
+    scorer = load_scorer("scenes:clip-reward")
+    trainer = SelfRetrievalTrainer("scenes:blip-mle", scorer, args, train, reward_funcs=reward_funcs)
     before = captions(trainer)
     trainer.train()
     return before, captions(trainer)
@@ -54,6 +56,17 @@ def test_a_run_that_changes_nothing_says_so(photos, tmp_path, caplog):
     before, after = self_retrieval(tmp_path / "out", photos, learning_rate=1e-12, num_train_epochs=2)
     assert before == after
     assert "with learning_rate=1e-12. Use a higher learning_rate" in caplog.text
+
+
+def test_a_run_with_equal_rewards_names_them(photos, tmp_path, caplog):
+    def constant(completions, **kwargs):
+        return [0.5] * len(completions)
+
+    settings = {"baseline": "leave_one_out", "num_generations": 2, "num_train_epochs": 2}
+    before, after = self_retrieval(tmp_path / "out", photos, constant, **settings)
+    assert before == after
+    assert "All advantages are 0" in caplog.text
+    assert "higher learning_rate" not in caplog.text
 
 
 @pytest.mark.parametrize(("rate", "says"), [(0.0, True), (1e-3, False)])
@@ -117,3 +130,6 @@ def test_scorer_none_alone_is_enough(photos, tmp_path, monkeypatch, capsys, reci
     for part in ("learning rate 1e-05", "length 2 steps", "batch 4", "beams ", "selection"):
         assert part in line.lower(), line
     assert line in json.dumps(facts)
+    settings = read_run("out/model")["settings"]
+    assert settings.pop("configuration") in line
+    assert ", ".join(f"{name} {value}" for name, value in settings.items()) in line.lower()

@@ -13,6 +13,7 @@ from scipy import stats
 
 from hf_captionrl.utils.io import write_json
 from reproduction import estimators, findings, hacking, listening, reproduce, worlds
+from reproduction.findings import verdict
 from reproduction.measurements import (
     Measured,
     detectable,
@@ -250,6 +251,10 @@ def test_mean_and_standard_error_over_seeds(tmp_path):
     text = to_markdown([mle, smile], [0, 1, 2], "a command")
     assert "| SMILE | 12.00 ±1.15 | –" in text
     assert "seeds 0, 1, 2. Made by `a command`." in text
+    # Two seeds are listed: their interval would say nothing.
+    assert "| SMILE | 11.00 (10.00, 12.00) |" in to_markdown(aggregate([rows(10.0), rows(12.0)]), [0, 1], "a command")
+    assert seed_interval([10.0, 12.0]) == Measured(11.0, values=(10.0, 12.0))
+    assert verdict(seed_interval([10.0, 12.0]), ">") == "open"
     # A number of one seed has no standard error, but the interval over images.
     found = aggregate([rows(10.0)])
     write_json(tmp_path / "seeds.json", {"rows": found})  # JSON has no NaN

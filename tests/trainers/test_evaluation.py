@@ -115,6 +115,13 @@ def test_several_evaluation_sets_have_names(tmp_path, scenes):
     assert "eval_c_loss" in trainer.evaluate({"c": a})
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_memory_metrics_of_evaluations(tmp_path, scenes, skips):
+    trainer = tiny_trainer(tmp_path, scenes, skip_memory_metrics=skips)
+    assert ("eval_mem_cpu_alloc_delta" in trainer.evaluate(scenes["validation"])) != skips
+    assert ("test_mem_cpu_alloc_delta" in trainer.predict(scenes["validation"]).metrics) != skips
+
+
 def test_compute_metrics_gets_captions_and_references(tmp_path, scenes):
     seen = []
 

@@ -94,6 +94,17 @@ def test_two_steps_move_the_parameters(tmp_path):
     assert 0 <= logged["recall_at_1"] <= 1
 
 
+@pytest.mark.parametrize("differs", [True, False])
+def test_equal_rewards_are_named(tmp_path, caplog, differs):
+    def reward(completions, **kwargs):
+        return [float(differs * number) for number in range(len(completions))]
+
+    settings = {"per_device_train_batch_size": 16, "max_steps": 1, "learning_rate": 1e-12}
+    make_trainer(str(tmp_path), trainer_arguments={"reward_funcs": [reward]}, **settings).train()
+    assert ("All advantages are 0" in caplog.text) != differs
+    assert ("Use a higher learning_rate" in caplog.text) == differs
+
+
 def test_rewards_are_weighted_and_logged(tmp_path):
     trainer = make_trainer(str(tmp_path), per_device_train_batch_size=16, cider_weight=0.5, max_steps=1)
     assert trainer.reward_func_names == ["self_retrieval", "cider"]

@@ -8,6 +8,7 @@ import pytest
 from transformers import TrainerCallback
 
 from hf_captionrl.trainers.checkpoints import StopOnSignal
+from hf_captionrl.trainers.publishing import read_run
 from tests.faults.jobs import trainer_of
 from tests.trainers.one_step import At
 from tests.trainers.test_checkpoints import names
@@ -53,6 +54,9 @@ def test_signal_finishes_the_step_saves_and_exits(tmp_path, number, capfd):
     assert stop.value.code == 128 + number
     assert names(tmp_path) == ["checkpoint-4"]
     assert "Stopped after step 4;" in capfd.readouterr().err
+    record = read_run(tmp_path)  # of a run without a result
+    assert list(record) == ["settings"]
+    assert list(record["settings"]) == ["learning rate", "length", "batch", "beams", "selection"]
     assert trainer_of("smile", tmp_path).train(resume_from_checkpoint=True).global_step == 6
 
 

@@ -22,6 +22,7 @@ from hf_captionrl.cli.train import METHODS
 from hf_captionrl.data.options import LoadingArguments, SplitArguments
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
+from hf_captionrl.trainers.publishing import LAST_CHECKPOINT, deciding_settings
 from hf_captionrl.utils.model_files import PREFIX, model_path
 from hf_captionrl.utils.option_parser import OptionParser
 from hf_captionrl.utils.options import NotNegative, Positive, check_values, documented
@@ -223,15 +224,11 @@ def describe(arguments: Sequence[Any]) -> dict[str, Any]:
 def configuration_line(arguments: Sequence[Any]) -> str:
     """The configuration that a recipe uses, and the settings that decide what it trains."""
     config = arguments[-1]
-    steps = f"{config.max_steps} steps" if config.max_steps > 0 else f"{config.num_train_epochs:g} epochs"
-    batch = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
+    settings = deciding_settings(config)
+    del settings["configuration"]
     has_scorer = all(getattr(part, "scorer_name_or_path", None) != "none" for part in arguments)
-    metric = config.metric_for_best_model if config.load_best_model_at_end else None
-    if metric is not None and not has_scorer and getattr(config, "has_default_metric", False):
-        metric = config.metric_without_scorer
-    beams = {"beams": config.generation_num_beams} if hasattr(config, "generation_num_beams") else {}
-    settings = {"learning rate": f"{config.learning_rate:g}", "length": steps, "batch": batch, **beams}
-    settings["selection"] = "the last checkpoint" if metric is None else metric
+    if config.load_best_model_at_end and not has_scorer and getattr(config, "has_default_metric", False):
+        settings["selection"] = config.metric_without_scorer or LAST_CHECKPOINT
     listed = ", ".join(f"{name} {value}" for name, value in settings.items())
     return f"Configuration: {config.configuration}. {listed[0].upper()}{listed[1:]}."
 
