@@ -240,7 +240,7 @@ def presets_page() -> str:
     lines = [
         "# Presets here and in the papers",
         "Every setting in which a preset of the embedded world differs from the paper's that it stands for; a dash is the option's default. "
-        "What was [chosen on these scenes](findings.md#what-was-chosen-on-these-scenes) is listed; other reasons stand beside the preset in `recipes/configs`.",
+        "What was [chosen on these scenes](choices.md) is listed; other reasons stand beside the preset in `recipes/configs`.",
     ]
     for here, paper in PRESETS.items():
         ours, theirs = settings_in(CONFIGS, here), settings_in(CONFIGS, paper)

@@ -178,6 +178,15 @@ def check_texts(root: Path) -> Iterator[str]:
                 yield f"{name}:{text.count(chr(10), 0, found.start()) + 1}: the text holds {what}."
 
 
+def check_links(root: Path) -> Iterator[str]:
+    """Links between pages lead to files of the checkout, not to pages that only `make docs` generates."""
+    for page in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("reproduction/*.md")]):
+        text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)#\s]+)", text):
+            if ":" not in target and not (page.parent / target).exists():
+                yield f"{page.relative_to(root).as_posix()}: links {target}, which is not in the checkout. Link what is, or nothing."
+
+
 def check_loading(root: Path) -> Iterator[str]:
     """`from_pretrained` never asks to run a checkpoint's code, and never opens a pickle, as it would without these arguments."""
     for path in python_files(root, PACKAGE, "examples", "recipes", "reproduction", "scripts"):
@@ -278,7 +287,10 @@ _BIN = Path(sys.executable).parent
 PARTS: dict[str, Sequence[Callable[[Path], Iterator[str]] | list[str]]] = {
     "imports": [check_modules, check_configs, check_options],
     "types": [["mypy"]],
-    "pages": [["python", name, "--check"] for name in ("reproduction/reproduce.py", "scripts/docs_pictures.py")],
+    "pages": [
+        check_links,
+        *(["python", name, "--check"] for name in ("reproduction/reproduce.py", "scripts/docs_pictures.py")),
+    ],
     "source": [check_layers, check_budgets, check_texts, check_loading],
     "lint": [
         ["ruff", "check", "."],
