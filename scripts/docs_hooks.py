@@ -1,7 +1,8 @@
 """What the site has beside the committed pages: a hook of mkdocs and an extension of griffe, both named in `mkdocs.yml`.
 
 - Pages made of reproduction/paper_index.yaml, reproduction/findings.yaml and reproduction/results/*.json, which are not committed.
-- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json;
+- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json. Where
+  `<!-- /table -->` follows, the lines between are the table, for those who read the page on GitHub; a test compares them.
   `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
   `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
@@ -32,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _LOG = logging.getLogger("mkdocs.hooks.pages")
 _MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$", re.M)
+WRITTEN_OUT = re.compile(r"^<!-- (\w+) (.+) -->\n((?:\|.*\n)+)<!-- /table -->$", re.M)
+"""A marker and the lines of its table, all rows or some."""
 
 
 def on_config(config: Any) -> Any:
@@ -57,7 +60,8 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
 
     An unknown marker is an ordinary comment.
     """
-    text = _MARKER.sub(lambda match: _table(match[1], match[2]) or match[0], markdown)
+    markdown = WRITTEN_OUT.sub(r"\3", markdown)
+    text = _MARKER.sub(lambda match: table_of(match[1], match[2]) or match[0], markdown)
     is_record = page is not None and page.file.src_uri.startswith("reproduction/")
     text = text.replace("](../reproduction/", "](" if is_record else "](reproduction/")
     return re.sub(r'(\]\(|")\.\./docs/', r"\1../", text) if is_record else text
@@ -135,7 +139,7 @@ def columns_of(table: str, headings: list[str]) -> str:
     return "\n".join([*rows, *table.splitlines()[len(lines) :]])
 
 
-def _table(name: str, arguments: str | None) -> str | None:
+def table_of(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
     from reproduction import RESULTS, estimators, hacking, listening, worlds
 
@@ -157,7 +161,8 @@ def _table(name: str, arguments: str | None) -> str | None:
     elif name == "metric_audit":
         from reproduction.metric_audit import tables
 
-        return tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
+        text = tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
+        return columns_of(text.split("\n\n")[0], arguments.split("; ")) if arguments else text
     elif name in (known := {**hacking.TABLES, **worlds.TABLES}):
         run, section = known[name]
         record = campaign()[2].get(run)
