@@ -64,7 +64,7 @@ def measure_agreement(options: AgreementOptions) -> None:
     folder = options.image_dir or options.data_root / "images"
     missing = [name for name in dict.fromkeys(rated.images) if not (folder / name).is_file()]
     if (by_scorer or judge_sees) and missing:
-        raise FileNotFoundError(f"{folder} lacks {len(missing)} images, such as {missing[0]!r}.")
+        raise FileNotFoundError(f"{folder} lacks images ({len(missing)}), such as {missing[0]!r}.")
     scorer, scores, not_run = None, dict[str, Any](), {}
     if by_scorer:
         from hf_captionrl.retrieval import load_scorer

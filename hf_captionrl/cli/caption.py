@@ -290,7 +290,7 @@ def write_captions(arguments: CaptionOptions) -> None:
         from hf_captionrl.captioners.language_models import BackendError
 
         first = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
-        raise BackendError(f"{len(failed):,} images have no caption: {first}. The same command asks again.")
+        raise BackendError(f"Images without a caption: {len(failed):,}; {first}. The same command asks again.")
 
 
 def _output(arguments: CaptionOptions) -> Path:
@@ -308,7 +308,7 @@ def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) 
         more = ", ..." if len(bad) > 5 else ""
         text += f"; {len(bad):,} cannot be read and are listed in {listed}: {named}{more}"
     if number := summary.get("mentions"):
-        text += f"; {number:,} captions mention what they should not, and are kept"
+        text += f"; captions that mention what they should not, and are kept: {number:,}"
     if cost := summary.get("endpoint"):
         from hf_captionrl.captioners.language_models import cost_sentence
 
@@ -458,7 +458,7 @@ def _write_lines(arguments: CaptionOptions, output: Path) -> Written:
             # An image that an earlier run captioned keeps its caption even if it is unreadable now.
             if changed := [i for i in done if contents[i] not in (known.get(i, contents[i]), UNREADABLE)]:
                 raise ValueError(
-                    f"{len(changed)} images are not those that {output} has captions of, such as {changed[0]!r}. Remove their "
+                    f"Images have changed since {output} got their captions ({len(changed)}), such as {changed[0]!r}. Remove their "
                     "lines to caption them again, or use --overwrite to start again."
                 )
             made = earlier | {"images": known | contents | {i: known[i] for i in writer.done if i in known}}

@@ -101,7 +101,7 @@ def _count_copies(evaluator: Evaluator, num_images: int) -> int:
     copies = sum(other != row for row, other in enumerate(first))
     if copies:
         print(
-            f"captionrl evaluate: {copies} of {num_images} images are copies of others, which lowers the retrieval of both. "
+            f"captionrl evaluate: copies of other images: {copies} of {num_images}, which lowers the retrieval of both. "
             "Leave them out, or merge them with metrics.self_retrieval.",
             file=sys.stderr,
         )

@@ -138,7 +138,7 @@ def match_coco_ids(
     missing = sorted({i for group in bags.values() for bag in group for i in bag} - id_of.keys(), key=int)
     if missing:
         raise ValueError(
-            f"{len(missing)} images of the bags are missing, such as COCO image {missing[0]}. Use both Karpathy "
+            f"Images of the bags are missing ({len(missing)}), such as COCO image {missing[0]}. Use both Karpathy "
             "splits."
         )
     return {size: [[id_of[i] for i in bag] for bag in group] for size, group in bags.items()}
@@ -249,7 +249,7 @@ def _tgif(folder: Path, root: Path, column: str) -> Iterator[Row]:
             split_of |= {line.strip(): SPLIT_NAMES[name] for line in read_text(place).split("\n") if line.strip()}
     lost = [address for address in captions if split_of and address not in split_of]
     if lost:
-        logger.warning("%s: %d videos are not in any split and are skipped (%s, ...).", path, len(lost), lost[0])
+        logger.warning("%s: videos that are in no split are skipped: %d (%s, ...).", path, len(lost), lost[0])
     for address, texts in captions.items():
         if not split_of or address in split_of:
             name, split = address.rpartition("/")[2], split_of.get(address, "train")

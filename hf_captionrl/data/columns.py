@@ -520,7 +520,7 @@ def merge_rows_of_one_image(ds: datasets.Dataset, where: str) -> datasets.Datase
                     "image_id_column to a column with unique ids, or leave it out."
                 )
     logger.warning(
-        "%s: %d rows repeat an image; their captions are joined to its first.", where, len(ds) - len(rows_of)
+        "%s: rows that repeat an image: %d; their captions are joined to its first.", where, len(ds) - len(rows_of)
     )
     joined = [[text for row in rows for text in captions[row]] for rows in rows_of.values()]
     return replace_column(ds.select([rows[0] for rows in rows_of.values()]), "captions", joined, CAPTIONS)

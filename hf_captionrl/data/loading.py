@@ -127,11 +127,11 @@ def _read_bare_folder(folder: Path, root: Path | None, arguments: SourceArgument
     if not images or arguments.require_captions:
         raise ValueError(
             f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} in it or in train/, validation/, test/, so "
-            f"its {len(images)} images have no captions; other files: {_describe(others)}. Write "
+            f"there are no captions of its images ({len(images)}); other files: {_describe(others)}. Write "
             '{"file_name": "a.jpg", "captions": ["...", "..."]} per line.'
         )
     if leading_out:
-        text = "%s: %d links lead out of the folder and are not used, such as %r. Set image_root to a folder that holds both."
+        text = "%s: links that lead out of the folder are not used (%d), such as %r. Set image_root to a folder that holds both."
         logger.warning(text, folder, len(leading_out), paths[min(leading_out)])
     if others:
         logger.warning("%s: files that are not images are not used: %s.", folder, _describe(others))
@@ -368,7 +368,7 @@ def _with_unique_ids(splits: dict[str, datasets.Dataset], where: str) -> dict[st
                 for name, ds in splits.items()
             }
         logger.warning(
-            "%s: %d images are in %s and in %s (%s, ...): results on one split include images of the other.",
+            "%s: images that are in two splits: %d in %s and in %s (%s, ...); results on one split include images of the other.",
             *(where, len(common), one, other, common[0]),
         )
     return splits

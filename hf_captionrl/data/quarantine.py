@@ -127,7 +127,7 @@ def check_captions(
     stop_if_too_many(entries, {name: len(rows) for name, rows in splits.items()}, max_bad_fraction, quarantine_path)
     for what in sorted({entry.dropped for entry in entries}):
         reasons = [entry.reason for entry in entries if entry.dropped == what]
-        logger.warning("%d %ss are left out: %s.", len(reasons), what, _spell(reasons))
+        logger.warning("%ss that are left out: %d (%s).", what.capitalize(), len(reasons), _spell(reasons))
     return (good[next(iter(good))] if single else datasets.DatasetDict(good)), entries
 
 

@@ -42,14 +42,14 @@ class CaptionFile:
             foreign = set(captions).difference(all_ids)
         if foreign:
             raise ValueError(
-                f"{self.path}: {len(foreign)} of {len(captions)} image ids are not in the data set, such as "
+                f"{self.path}: image ids that are not in the data set: {len(foreign)} of {len(captions)}, such as "
                 f"{_some(sorted(foreign))}; the data set has ids such as {_some(sorted(all_ids))}. Check --dataset and --split."
             )
         missing = [i for i in image_ids if i not in captions]
         if missing:
             raise ValueError(
                 f"{self.path} has captions for {len(image_ids) - len(missing)} of the data set's {len(image_ids)} "
-                f"images; {len(missing)} are missing, such as {_some(missing)}. Use `captionrl caption` to finish "
+                f"images; missing: {len(missing)}, such as {_some(missing)}. Use `captionrl caption` to finish "
                 "the file, or compare fewer images with --max_images."
             )
         return [captions[i] for i in image_ids]
@@ -226,7 +226,7 @@ def measured_images(files: Sequence[CaptionFile], references: CaptionFile | None
             examples = [i for each in (first, file) for i in each.captions if i in alone]
             raise ValueError(
                 f"{first.path} has captions of {len(first.captions)} images and {file.path} of {len(file.captions)}; "
-                f"{len(alone)} are in only one of them, such as {_some(examples)}. Use files with captions of the same images."
+                f"in only one of them: {len(alone)}, such as {_some(examples)}. Use files with captions of the same images."
             )
     if references is None:
         return list(first.captions)

@@ -58,7 +58,7 @@ def pool_images(path: Path, test: datasets.Dataset, others: datasets.Dataset) ->
     pool -= set(map(coco_id, id_column(test)))
     if missing := sorted(pool - row_of.keys(), key=int):
         raise ValueError(
-            f"{len(missing)} images of {path} are not in the data set, such as COCO image {missing[0]}. Use a data set with all "
+            f"The data set lacks images of {path} ({len(missing)}), such as COCO image {missing[0]}. Use a data set with all "
             "images of the pool (all splits of COCO)."
         )
     return joined_images([test, others.select(sorted(row_of[image_id] for image_id in pool))])

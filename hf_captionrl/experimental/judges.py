@@ -41,7 +41,7 @@ def judge_metric(name: str, judge: Any) -> MetricFunction:
     def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]) -> Any:
         result = clair(candidates, references, judge) if name == "clair" else vqa_score(candidates, images, judge)
         if result["num_failed"]:
-            raise ValueError(f"{name}: {result['num_failed']} captions without a rating; {result['failures'][0]}.")
+            raise ValueError(f"{name}: captions without a rating: {result['num_failed']}; {result['failures'][0]}.")
         return result["per_sample"]
 
     if judge is None:

@@ -86,7 +86,7 @@ class ImageBank:
         unknown = self._rows.missing(image_ids)
         if unknown:
             raise ValueError(
-                f"The bank has no neighbours of {len(unknown)} images (first: {unknown[0]!r}). Use all training images."
+                f"The bank lacks neighbours of images ({len(unknown)}), such as {unknown[0]!r}. Use all training images."
             )
         lacking = np.flatnonzero((self._nearest < 0).any(1).cpu().numpy()[self._rows.rows(image_ids)])
         if len(lacking):

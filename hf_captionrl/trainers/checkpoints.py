@@ -141,7 +141,7 @@ def set_aside(folder: Path, resumed: str | None) -> None:
         place.mkdir()
         for path in others:
             path.rename(place / path.name)
-        logger.warning("%d checkpoints of an earlier start are moved to %s.", len(others), place)
+        logger.warning("Checkpoints of an earlier start (%d) are moved to %s.", len(others), place)
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:

@@ -326,6 +326,6 @@ def check_complete(name: str, model: Any, missing: set[str], *, unused: tuple[st
     missing = {weight for weight in missing if not any(part in weight for part in unused)}
     if missing:
         raise ValueError(
-            f"{name!r} lacks {len(missing)} weights of {type(model).__name__}, such as {min(missing)}, which would be random. "
+            f"{name!r} lacks weights of {type(model).__name__} ({len(missing)}), such as {min(missing)}, which would be random. "
             "Use a checkpoint of a complete model of this kind."
         )

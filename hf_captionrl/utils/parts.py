@@ -127,7 +127,7 @@ def part_files(folder: str | os.PathLike[str]) -> list[Path]:
     paths = _paths(folder, int(present[0].stem.rpartition("-")[2]))
     if missing := set(paths).difference(present):
         raise ValueError(
-            f"{str(folder)!r} is unfinished: {len(missing)} of {len(paths)} parts are missing. Use the same command again."
+            f"{str(folder)!r} is unfinished; missing parts: {len(missing)} of {len(paths)}. Use the same command again."
         )
     return paths
 

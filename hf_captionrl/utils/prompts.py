@@ -193,7 +193,7 @@ class KeptAnswers(LineFile):
                 yield position, answer
         if len(firsts) > left:
             raise BackendError(
-                f"max_requests is {self.max_requests}, and {len(firsts) - left} questions are left. The answers so far are in "
+                f"max_requests is {self.max_requests}; questions left: {len(firsts) - left}. The answers so far are in "
                 f"{self.path.name!r}; raise max_requests to ask the others."
             )
 

@@ -60,7 +60,7 @@ def test_a_whole_folder_without_captions(tmp_path, capsys):
     options = ["--scorer", "scenes:siglip-held-out", "--bag_size", "3", "--cache_dir", str(tmp_path / "c")]
     options += ["--output", str(tmp_path / "b.json"), "--dataset", str(tmp_path / "photos")]
     assert main(["bags", *options]) == 2
-    assert "have no captions" in capsys.readouterr().err
+    assert "no captions of its images" in capsys.readouterr().err
     assert main(["bags", *options, "--features", "image"]) == 0
     said = capsys.readouterr()
     assert "12 images" in said.out

@@ -193,7 +193,7 @@ def test_replaced_images_do_not_keep_their_captions(tmp_path, capsys):
     photograph(tmp_path / "photos" / "1.png", shade=200)
     capsys.readouterr()
     assert caption_folder(output, tmp_path / "photos") == 2
-    assert "1 images are not those that" in (said := capsys.readouterr().err)
+    assert "Images have changed since" in (said := capsys.readouterr().err)
     assert "'1.png'" in said
     assert output.read_text() == "".join(whole)
     output.write_text(whole[0] + whole[2])

@@ -55,8 +55,8 @@ def test_invalid_rows_are_removed_counted_and_listed(tmp_path, caplog):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(x["row"], x["image_id"], x["reason"], x["dropped"]) for x in lines] == EXPECTED
     assert all(x["split"] == "train" and x["detail"] for x in lines)
-    assert "6 rows are left out: 1 image_truncated, " in caplog.text
-    assert "2 captions are left out: 1 caption_empty, " in caplog.text
+    assert "Rows that are left out: 6 (1 image_truncated, " in caplog.text
+    assert "Captions that are left out: 2 (1 caption_empty, " in caplog.text
     assert os.listdir(path.parent) == ["quarantine.jsonl"]
 
     assert good["image_id"][:] == [f"{n}.png" for n in range(100) if n not in {1, 2, 3, 4, 8, 9}]

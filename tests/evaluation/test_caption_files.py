@@ -20,9 +20,9 @@ def test_reads_several_captions_numeric_ids_and_empty_captions(tmp_path):
     assert file.captions == {"a": ["a dog"], "7": ["a cat", "", "x\u2028y"]}
     assert list(file.aligned(["7", "a"], {"7", "a", "z"})) == [["a cat", "", "x\u2028y"], ["a dog"]]
     assert list(file.aligned(["a"], {"7", "a"})) == [["a dog"]]  # --max_images: the rest of the file is left out
-    with pytest.raises(ValueError, match=r"1 of 2 image ids are not in the data set, such as '7'"):
+    with pytest.raises(ValueError, match=r"image ids that are not in the data set: 1 of 2, such as '7'"):
         file.aligned(["a", "b"], {"a", "b"})
-    with pytest.raises(ValueError, match=r"2 of the data set's 4 images; 2 are missing, such as 'b', 'c'"):
+    with pytest.raises(ValueError, match=r"2 of the data set's 4 images; missing: 2, such as 'b', 'c'"):
         file.aligned(["a", "b", "7", "c"], {"a", "b", "7", "c"})
 
 

@@ -129,7 +129,7 @@ def test_checkpoints_of_an_earlier_start_are_not_mixed_with_those_of_a_new_one(t
     assert names(tmp_path) == ["checkpoint-4"]
     assert names(tmp_path / "earlier-1") == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     assert (tmp_path / "earlier-1" / "checkpoint-4" / "old").exists()
-    assert f"3 checkpoints of an earlier start are moved to {tmp_path / 'earlier-1'}" in caplog.text
+    assert f"Checkpoints of an earlier start (3) are moved to {tmp_path / 'earlier-1'}" in caplog.text
     through = toy(tmp_path / "through", data=1)
     through.train()
     resumed = toy(tmp_path, data=1)

@@ -174,7 +174,7 @@ def test_configuration_cannot_download_a_kernel(setting, copy, monkeypatch):
 
 
 def test_captioner_cannot_be_loaded_as_scorer(saved):
-    with pytest.raises(ValueError, match=r"lacks \d+ weights of BlipModel, such as \S+, which would be random"):
+    with pytest.raises(ValueError, match=r"lacks weights of BlipModel \(\d+\), such as \S+, which would be random"):
         load_scorer(saved)
     with pytest.raises(ValueError, match="cannot be loaded as AutoModel"):
         load_scorer("scenes:clipcap-mle")

@@ -266,14 +266,14 @@ def summary_text(summary: dict[str, Any]) -> str:
         ranked = f"{summary['rank_1']:.1%} rank their image first among {summary['compared_with'] + 1:,}."
     lines = [
         f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
-        f"{summary['seconds']:,.0f} s; {summary['copies']:,} are copies, {summary['unreadable']:,} cannot be read, "
-        f"{summary['against_constraints']:,} do not meet the constraints on length and words.",
+        f"{summary['seconds']:,.0f} s; copies: {summary['copies']:,}, unreadable: {summary['unreadable']:,}, "
+        f"against the constraints on length and words: {summary['against_constraints']:,}.",
         f"{summary['distinct']:.1%} of the captions are distinct. {ranked}",
     ]
     lines += [f"Shared phrases{f' in {g!r}' if g else ''}: {', '.join(p)}." for g, p in summary["shared"].items()]
     if files := summary["kept_text_files"]:
         lines.append(
-            f"{len(files):,} files have other texts that this command did not write, and are kept: {', '.join(files[:10])}. "
+            f"Texts that this command did not write are kept ({len(files):,}): {', '.join(files[:10])}. "
             "Use --prefer_existing without --captions to use their captions, or --overwrite to replace them."
         )
     return "\n".join([*lines, *([cost_sentence(summary["endpoint"])] if "endpoint" in summary else [])])

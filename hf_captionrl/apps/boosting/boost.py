@@ -252,4 +252,4 @@ def boost(arguments: BoostOptions) -> None:
     if arguments.json:
         print(json.dumps(summary))
     else:
-        print(f"{folder / CAPTIONS_FILE}: {counts['rows']} captions, {counts['skipped']} rows skipped.")
+        print(f"{folder / CAPTIONS_FILE}: captions: {counts['rows']}, skipped rows: {counts['skipped']}.")

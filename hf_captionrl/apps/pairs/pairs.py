@@ -86,7 +86,7 @@ def write_pairs(options: PairsOptions) -> None:
     split = load_split(options, quarantine_path=None, require_captions=False)
     if foreign := sorted(set(pooled).difference(split.all_ids)):
         raise ValueError(
-            f"--captions name {len(foreign)} images that are not in the data: {foreign[0]!r}, ... Check --split."
+            f"--captions has images that are not in the data ({len(foreign)}), such as {foreign[0]!r}. Check --split."
         )
     several = {image_id: list(dict.fromkeys(texts)) for image_id, texts in pooled.items() if len(set(texts)) > 1}
     rows = split.dataset.select([row for row, image_id in enumerate(id_column(split.dataset)) if image_id in several])

@@ -190,7 +190,7 @@ def write_truematch_card(benchmark: TrueMatch) -> Path:
         checked = "No one has reviewed the bags yet: some may contain one image twice, or images that any caption distinguishes."
     else:
         checked = "All bags were reviewed" if not undecided else f"{total - undecided} of {total} bags were reviewed"
-        checked += f"; {sum(c['dropped'] for c in counts)} were dropped. The reasons are in decisions.jsonl."
+        checked += f"; dropped: {sum(c['dropped'] for c in counts)}. The reasons are in decisions.jsonl."
     data = DatasetCardData(
         language=card["language"],
         license=card["license"],

@@ -147,7 +147,7 @@ def test_decisions_are_applied_once_and_shown_on_the_card(folder, tmp_path, caps
     assert said["added"] == len(given)
     assert load_bags(folder / "kept.json").bags == bags[1:]
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f"{len(bags) - 1} of {len(bags)} bags were reviewed; 1 were dropped" in card
+    assert f"{len(bags) - 1} of {len(bags)} bags were reviewed; dropped: 1" in card
     before = content(folder)
     assert truematch("apply", folder, "--decisions", tmp_path / "d.jsonl") == 0
     assert content(folder) == before
