@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -73,12 +74,23 @@ PYTHON = blocks(README, "python")
 
 def test_the_paths_have_a_block_each():
     assert [len(SHELL), len(PYTHON)] == [5, 2]
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 110
+    assert max(map(len, lines)) <= 110
+
+
+def test_the_files_to_read_have_the_lines_that_stand_beside_them():
+    listed = re.findall(r"`(\w+/\w+\.py)` \((\d+)\)", README.read_text(encoding="utf-8"))
+    package = README.parent / "hf_captionrl"
+    assert len(listed) == 6
+    assert {name: len((package / name).read_text(encoding="utf-8").splitlines()) for name, _ in listed} == {
+        name: int(number) for name, number in listed
+    }
 
 
 def test_photos_without_captions(photos, monkeypatch, capsys):
     monkeypatch.chdir(photos / "bare")
-    run(SHELL[0].strip(), photos)
+    run(commands(SHELL[0])[0], photos)
     assert "captions of 30 of 30 images" in capsys.readouterr().out
     rows = [json.loads(line) for line in Path("captions.jsonl").read_text().splitlines()]
     assert {row["image_id"] for row in rows} == {f"sub/{index}.png" for index in range(30)}
