@@ -342,7 +342,7 @@ class FeatureCache:
         if unknown:
             raise KeyError(
                 f"{unknown[0]!r} is not among the {self.identity['what']!r} features of {self.identity['model']}@"
-                f"{self.identity['revision']} (missing: {len(unknown)} of {len(keys)} keys). Compute them with get_or_compute."
+                f"{self.identity['revision']} ({len(unknown)} of {len(keys)} keys missing). Compute them with get_or_compute."
             )
         assert rows is not None
         return FeatureView(np.array(positions, np.int64), rows.mapped())

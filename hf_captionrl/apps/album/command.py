@@ -273,7 +273,7 @@ def summary_text(summary: dict[str, Any]) -> str:
     lines += [f"Shared phrases{f' in {g!r}' if g else ''}: {', '.join(p)}." for g, p in summary["shared"].items()]
     if files := summary["kept_text_files"]:
         lines.append(
-            f"Texts that this command did not write are kept ({len(files):,}): {', '.join(files[:10])}. "
+            f"Texts that this command did not write ({len(files):,}) are kept: {', '.join(files[:10])}. "
             "Use --prefer_existing without --captions to use their captions, or --overwrite to replace them."
         )
     return "\n".join([*lines, *([cost_sentence(summary["endpoint"])] if "endpoint" in summary else [])])
