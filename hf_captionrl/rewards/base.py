@@ -523,10 +523,11 @@ def make_reward(reward: type[Reward], options: Any, **overrides: Any) -> Reward:
 def resolve_rewards(
     reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]],
     reward_weights: Sequence[float] | None = None,
+    options: Any = None,
 ) -> WeightedRewards:
     """Weighted rewards from a reward, a function, a name, or a list of them or of pairs `(reward, weight)`.
 
-    Functions with the same name, such as two lambdas, are numbered: `name`, `name_2`, `name_3`, ...
+    A reward given by name has the fields that a configuration, `options`, sets for it. Functions with the same name, such as two lambdas, are numbered: `name`, `name_2`, `name_3`, ...
     """
     if isinstance(reward_funcs, tuple) and len(reward_funcs) == 2 and isinstance(reward_funcs[1], (int, float)):
         reward_funcs = [reward_funcs]  # one reward with its weight
@@ -538,7 +539,7 @@ def resolve_rewards(
     functions: list[Reward] = []
     for index, item in enumerate(items):
         if isinstance(item, str):
-            items[index] = reward_class(item)()
+            items[index] = make_reward(reward_class(item), options)
         elif not isinstance(item, Reward):
             is_model = isinstance(item, torch.nn.Module) and hasattr(item, "config")
             if not callable(item) or isinstance(item, type) or is_model:

@@ -154,6 +154,10 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(f"num_generations is {self.num_generations}. Use 1 with do_sample=False, or True.")
         if self.do_sample and not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
+        if not self.do_sample and self.temperature not in (0, 1):
+            raise ValueError(f"temperature is {self.temperature}, but captions are not sampled. Set do_sample=True.")
+        if elsewhere := {"temperature", "do_sample"}.intersection(self.generation_kwargs or {}):
+            raise ValueError(f"generation_kwargs holds {min(elsewhere)!r}, which the loss does not see. Set that field.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
         self.bag_schedule = parse_bag_schedule(self.bag_schedule)  # type: ignore[assignment]
@@ -567,7 +571,7 @@ class CaptionRLTrainer(CaptionTrainer):
     ) -> None:
         args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, whole_set_for=self.whole_set_for)
-        self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
+        self.rewards = resolve_rewards(reward_funcs, args.reward_weights, args)
         self.held_out_scorer, self.reward_scorer = held_out_scorer, scorer
         if held_out_scorer is not None and scorer is not None:
             self.selecting_scorer = scorer

@@ -121,10 +121,12 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
     def __post_init__(self) -> None:
         if not self.dataloader_drop_last:
             raise ValueError("dataloader_drop_last is False, but every step compares as many images. Leave it True.")
+        names = [name for name, _, _ in map(parse_weighted_reward, self.rewards)]
+        has_cider = self.cider_weight > 0 or "cider" in names
         if self.do_sample is None:
-            self.do_sample = self.cider_weight > 0 or self.num_generations > 1
+            self.do_sample = has_cider or self.num_generations > 1
         if self.baseline is None:
-            self.baseline = "greedy" if self.cider_weight > 0 else "running_mean"
+            self.baseline = "greedy" if has_cider else "running_mean"
         super().__post_init__()
 
     def check(self) -> None:

@@ -143,6 +143,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         self.rewards = resolve_rewards(
             args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,
             args.reward_weights,
+            args,
         )
         refuse_token_credit(self.rewards.rewards)
         self.image_rows, self.scorers = train_dataset, scorers
