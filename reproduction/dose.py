@@ -1,18 +1,17 @@
 """SMILE by dose: captions after few steps, greedy and with 3 beams. reproduction/predictions.md holds what was expected.
 
-    python reproduction/dose.py scenes --starts clipcap blip --runs_dir outputs/dose --output reproduction/results/dose_scenes.json
+    python reproduction/dose.py scenes --starts clipcap blip epochs-8 omission-random_40 --output reproduction/results/dose_scenes.json
     python reproduction/dose.py photographs --starts mle-400 --data DATA --output reproduction/results/dose_photographs.json
     python reproduction/dose.py controls --data DATA --output reproduction/results/dose_controls.json
 
-runs what is missing, one file per start, lambda and seed, and puts these together. Lambda 1 is the MLE control of equal captions. A start is a
-shipped captioner, a decoder from scratch after epochs of MLE (`epochs-8`; `omission-random_40` on captions of omission.py), or DATA/starts/NAME-SEED.
-DATA also holds dataset_flickr8k.json, images/ and two scorers, reward/ and held-out/. The reward scorer's R@1 on validation images selects a step.
+runs what is missing, one file per start, lambda (1: MLE of equal captions) and seed, and puts these together. R@1 by the reward scorer on validation
+images selects a step. DATA: dataset_flickr8k.json, images/, starts/NAME-SEED, and the scorers reward/ and held-out/.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import itertools
 import json
 import sys
 import tempfile
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import TrainerCallback, set_seed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only reproduction/ is on the path
-from hf_captionrl import SmileConfig, SmileTrainer, load_captioner, load_scenes, load_scorer
+from hf_captionrl import SmileConfig, SmileTrainer, load_scenes, load_scorer
 from hf_captionrl.apps.experiments.arguments import ModelArguments
 from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.data.loading import load_caption_splits
@@ -60,17 +58,11 @@ class World:
         else:
             splits = load_caption_splits(str(data / "dataset_flickr8k.json"), image_root=str(data / "images"))
             names = [str(data / "held-out"), str(data / "reward")]
-        self.splits = {"train": splits["train"]} | {
-            name: splits[name].select(range(n)) for name, n in NUM_IMAGES.items()
-        }
-        self.scorers = {
-            key: load_scorer(model_path(name)) for key, name in zip((HELD_OUT, REWARD), names, strict=True)
-        }
-        self.features = {
-            (key, split): scorer_features(scorer, self.splits[split])
-            for key, scorer in self.scorers.items()
-            for split in NUM_IMAGES
-        }
+        self.train = splits["train"]
+        self.splits = {name: splits[name].select(range(number)) for name, number in NUM_IMAGES.items()}
+        self.scorers = dict(zip((HELD_OUT, REWARD), (load_scorer(model_path(name)) for name in names), strict=True))
+        pairs = itertools.product(self.scorers, self.splits)
+        self.features = {pair: scorer_features(self.scorers[pair[0]], self.splits[pair[1]]) for pair in pairs}
 
     def numbers(self, captions: Sequence[str], split: str) -> dict[str, Any]:
         """Numbers of the captions of a split; `samples`: R@1 among 100 of each image by scorer."""
@@ -81,7 +73,7 @@ class World:
             more |= {"facts": list(rows["facts"]), "check": check}
             more["bags"] = {7: bags(list(rows["bag_id"]), 7)} if split == "test" else {}
         found = SuiteRow(captions=captions, **more).compute(*keys).numbers
-        numbers: dict[str, Any] = {key: found[key] for key in keys} | {"samples": {}}
+        numbers: dict[str, Any] = {key: found[key] for key in keys} | {"samples": {}, "captions": captions}
         for key, scorer in self.scorers.items():
             texts, images = scorer.text_features(spoken(captions)).cpu(), self.features[key, split]
             row = SuiteRow(captions=captions, text_features=texts, image_features=images).compute(HELD_OUT)
@@ -90,26 +82,17 @@ class World:
 
     def trainer(self, model: Any, train: Any, folder: str, callbacks: Any = None, **changes: Any) -> SmileTrainer:
         """A trainer with the settings of the world's preset."""
-        fields = {field.name for field in dataclasses.fields(SmileConfig)}
-        settings = {key: value for key, value in settings_in(CONFIGS, PRESETS[self.name]).items() if key in fields}
-        settings |= {
-            "output_dir": folder,
-            "eval_strategy": "no",
-            "save_strategy": "no",
-            "report_to": "none",
-            "use_cpu": True,
-        }
-        return SmileTrainer(
-            model, SmileConfig(**settings | {"disable_tqdm": True} | changes), train, callbacks=callbacks
-        )
+        preset = settings_in(CONFIGS, PRESETS[self.name])
+        settings = {name: preset[name] for name in preset.keys() & SmileConfig.__dataclass_fields__.keys()}
+        settings |= {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "use_cpu": True}
+        settings |= {"output_dir": folder, "disable_tqdm": True, **changes}
+        return SmileTrainer(model, SmileConfig(**settings), train, callbacks=callbacks)
 
     def start(self, name: str, seed: int, runs_dir: Path) -> tuple[str, Any]:
         """The folder of a start, and its training data; a decoder from scratch is trained as in the rows scenes/weak-start-*."""
-        train, folder = self.splits["train"], runs_dir / "starts" / f"{name}-{seed}"
-        if self.data is not None:
-            return str(self.data / "starts" / folder.name), train
-        if name in SHIPPED:
-            return model_path(SHIPPED[name]), train
+        train, folder = self.train, runs_dir / "starts" / f"{name}-{seed}"
+        if self.data is not None or name in SHIPPED:
+            return str(self.data / "starts" / folder.name) if self.data else model_path(SHIPPED[name]), train
         kind, value = name.split("-")
         if kind == "omission":
             rng = np.random.default_rng(0)
@@ -118,53 +101,39 @@ class World:
         if not (folder / "config.json").exists():
             set_seed(seed)
             fresh = ModelArguments(model_path(SHIPPED["blip"]), fresh_language_model=True).load()
-            settings = {
-                "num_train_epochs": 20 if kind == "omission" else int(value),
-                "learning_rate": 1e-3,
-                "mle_weight": 1.0,
-            }
-            trainer = self.trainer(fresh, train, str(folder), seed=seed, **settings)
+            settings = {"seed": seed, "num_train_epochs": 20 if kind == "omission" else int(value)}
+            trainer = self.trainer(fresh, train, str(folder), learning_rate=1e-3, mle_weight=1.0, **settings)
             trainer.train()
             trainer.save_model()
         return str(folder), train
 
     def run(self, start: str, weight: float | None, seed: int, runs_dir: Path) -> dict[str, Any]:
-        """Captions and numbers by step, decoding and split; without a weight, those of the start."""
+        """Captions and numbers by step, decoding and split, without a weight of the start; test photographs at the selected step alone."""
         points: list[dict[str, Any]] = []
         best: dict[int, tuple[float, int, Any]] = {}
+        steps, scenes = STEPS[self.name], self.data is None
+        folder, train = self.start(start, seed, runs_dir)
 
         def judge(step: int, beams: int, split: str) -> None:
-            captions = trainer.generate_captions(self.splits[split], num_beams=beams)
-            points.append(
-                {"step": step, "beams": beams, "split": split, **self.numbers(captions, split), "captions": captions}
-            )
+            numbers = self.numbers(trainer.generate_captions(self.splits[split], num_beams=beams), split)
+            points.append({"step": step, "beams": beams, "split": split, **numbers})
 
         class Judge(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                step = state.global_step
-                for beams in BEAMS if step in steps else ():
+                for beams in BEAMS if (step := state.global_step) in steps else ():
                     judge(step, beams, "validation")
                     if scenes:
                         judge(step, beams, "test")
-                    elif (
-                        beams not in best or points[-1][REWARD] > best[beams][0]
-                    ):  # of photographs, only the selected step is tested
+                    elif beams not in best or points[-1][REWARD] > best[beams][0]:
                         weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
                         best[beams] = (points[-1][REWARD], step, weights)
 
-        steps, scenes = STEPS[self.name], self.data is None
-        folder, train = self.start(start, seed, runs_dir)
         with tempfile.TemporaryDirectory() as temporary:
-            captioner, settings = (
-                load_captioner(folder, dtype=torch.float32),
-                {"mle_weight": weight or 0.0, "seed": seed},
-            )
-            trainer = self.trainer(captioner, train, temporary, [Judge()], **settings, **CHANGES[self.name])
-            if weight is None:
-                for beams in BEAMS:
-                    judge(0, beams, "validation")
-                    judge(0, beams, "test")
-            else:
+            settings = {"mle_weight": weight or 0.0, "seed": seed, **CHANGES[self.name]}
+            trainer = self.trainer(folder, train, temporary, [Judge()], **settings)
+            for beams, split in itertools.product(BEAMS, self.splits) if weight is None else ():
+                judge(0, beams, split)
+            if weight is not None:
                 trainer.train()
             for beams, (_, step, weights) in best.items():
                 trainer.model.load_state_dict(weights)
@@ -174,44 +143,39 @@ class World:
 
 def selected(points: Sequence[dict[str, Any]], *decodings: int) -> dict[str, Any]:
     """The test point of the step and decoding with the best R@1 by the reward scorer on validation images."""
-    best = max(
-        (p for p in points if p["split"] == "validation" and p["beams"] in decodings), key=lambda point: point[REWARD]
-    )
+    allowed = [point for point in points if point["split"] == "validation" and point["beams"] in decodings]
+    best = max(allowed, key=lambda point: point[REWARD])
     return next(p for p in points if p["split"] == "test" and (p["step"], p["beams"]) == (best["step"], best["beams"]))
 
 
-def summary(
-    cells: dict[tuple[Any, ...], Path], seeds: Sequence[int], captions: Path, curves_of: str
-) -> dict[str, Any]:
+def summary(cells: dict[Any, Path], seeds: Sequence[int], world: str, output: Path) -> dict[str, Any]:
     """Curves, selected steps, and gains over the start's better decoding: paired by seed, with one seed image by image."""
-    rows: list[dict[str, Any]] = []
+    rows, split = list[dict[str, Any]](), "test" if world == "scenes" else "validation"
     curves: list[dict[str, Any]] = [{} for _ in seeds]
-    points_of = {cell: json.loads(path.read_text("utf-8"))["points"] for cell, path in cells.items()}
+    read = {cell: json.loads(path.read_text("utf-8")) for cell, path in cells.items()}
     for start, weight in dict.fromkeys(cell[:2] for cell in cells):
-        runs = [points_of[start, weight, seed] for seed in seeds]
-        first = [points_of[start, None, seed] for seed in seeds]
-        before = [selected(points, *BEAMS) for points in first]
+        runs = [read[start, weight, seed]["points"] for seed in seeds]
+        before = [selected(read[start, None, seed]["points"], *BEAMS) for seed in seeds]
         for beams, decoding in BEAMS.items():
             name = f"{start}, {decoding}" if weight is None else f"{start}, lambda {weight:g}, {decoding}"
             after = [selected(points, beams) for points in runs]
-            gains = {}
-            for key in (key for key, value in after[0].items() if isinstance(value, float)):
-                pair = [seed_interval([point[key] for point in points]) for points in (after, before)]
-                gain = difference(*pair)
-                gains[key] = {"mean": gain.value, "interval": [gain.low, gain.high], "values": gain.values}
+            (row,) = aggregate([[{**point, "name": name}] for point in after])
+            for key in row.keys() - {"name", "step", "beams"}:
+                gain = difference(*(seed_interval([point[key] for point in points]) for points in (after, before)))
+                row[key]["gain"] = {"mean": gain.value, "interval": [gain.low, gain.high], "values": gain.values}
                 if len(seeds) == 1 and key in after[0]["samples"]:
-                    test = paired_test(after[0]["samples"][key], before[0]["samples"][key])
-                    gains[key] |= {"interval": list(test["interval"]), "p_value": test["p_value"]}
-            rows += [{**aggregate([[{**point, "name": name}] for point in after])[0], "gain": gains}]
+                    row[key]["gain"] |= paired_test(after[0]["samples"][key], before[0]["samples"][key])
+            rows.append(row)
             for curve, points in zip(curves, runs, strict=True):
-                curve[name] = [p for p in points if (p["beams"], p["split"]) == (beams, curves_of)]
+                curve[name] = [point for point in points if (point["beams"], point["split"]) == (beams, split)]
         for seed, points in zip(seeds, runs, strict=True):
             shown = [selected(points, beams) for beams in BEAMS]
-            lines = ["\t".join(f"{BEAMS[point['beams']]}, step {point['step']}" for point in shown)]
-            lines += map("\t".join, zip(*(point["captions"] for point in shown), strict=True))
-            name = f"{start}_start_{seed}" if weight is None else f"{start}_lambda-{weight:g}_{seed}"
-            atomic_write_text(captions / f"{name}.txt", "\n".join(lines) + "\n")
-    return {"rows": rows, "learning_curves": aggregate_curves(curves), "curves_of": curves_of, "seeds": list(seeds)}
+            columns = [[f"{BEAMS[point['beams']]}, step {point['step']}", *point["captions"]] for point in shown]
+            file = output / "dose_captions" / "_".join(cells[start, weight, seed].with_suffix(".txt").parts[-3:])
+            atomic_write_text(file, "\n".join(map("\t".join, zip(*columns, strict=True))) + "\n")
+    revisions = sorted({run["versions"]["git_revision"] for run in read.values()})
+    record = {"seeds": list(seeds), "revisions": revisions, "settings": digests([PRESETS[world]], CONFIGS)}
+    return record | {"rows": rows, "learning_curves": aggregate_curves(curves)}
 
 
 def controls(world: World) -> dict[str, Any]:
@@ -220,13 +184,12 @@ def controls(world: World) -> dict[str, Any]:
     similarity: Any = sum(world.features[key, "test"] @ world.features[key, "test"].T for key in world.scorers)
     nearest = similarity.fill_diagonal_(-9).argmax(1).tolist()
     second = {"two joined": [texts[1] for texts in drawn], "with the look-alike's": [drawn[i][0] for i in nearest]}
-    one = world.numbers([texts[0] for texts in drawn], "test")
-    rows = [{"name": "one", **one}]
+    rows = [{"name": "one", **world.numbers([texts[0] for texts in drawn], "test")}]
     for name, more in second.items():
         row = world.numbers([f"{a[0].rstrip(' .')}. {b}" for a, b in zip(drawn, more, strict=True)], "test")
-        tests = {f"{key}_against_one": paired_test(row["samples"][key], one["samples"][key]) for key in world.scorers}
-        rows.append({"name": name, **row, **tests})
-    return {"rows": [{key: value for key, value in row.items() if key != "samples"} for row in rows]}
+        row["against_one"] = {key: paired_test(row["samples"][key], rows[0]["samples"][key]) for key in world.scorers}
+        rows.append({"name": name, **row})
+    return {"rows": [{k: value for k, value in row.items() if k not in ("samples", "captions")} for row in rows]}
 
 
 def main() -> None:
@@ -240,27 +203,18 @@ def main() -> None:
     parser.add_argument("--runs_dir", type=Path, default=ROOT / "outputs" / "dose")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    chosen = [
-        (start, weight, seed) for seed in args.seeds for start in args.starts for weight in (None, *args.lambdas)
-    ]
-    folders = {None: "start"} | {weight: f"lambda-{weight:g}" for weight in args.lambdas}
-    cells = {one: args.runs_dir / args.what / one[0] / folders[one[1]] / f"seed-{one[2]}.json" for one in chosen}
-    missing = [] if args.what == "controls" else [one for one, path in cells.items() if not path.exists()]
-    world = World(args.data) if missing or args.what == "controls" else None
-    for one in missing:
-        write_json(cells[one], world.run(*one, args.runs_dir))
-        print(cells[one], flush=True)
-    if args.output is None:
-        return
-    if args.what == "controls":
-        record = controls(world)
-    else:
-        split = "test" if args.what == "scenes" else "validation"
-        record = summary(cells, args.seeds, args.output.parent / "dose_captions", split)
-        record["settings"] = digests([PRESETS[args.what]], CONFIGS)
-    words = ["DATA" if word == str(args.data) else word for word in sys.argv[1:]]
-    record |= {"command": " ".join(["python reproduction/dose.py", *words]), "versions": installed_versions()}
-    write_json(args.output, record | {"hardware": hardware(), "world": world_version()})
+    world, cells = World(args.data), dict[Any, Path]()
+    starts = args.starts * (args.what != "controls")
+    for seed, start, weight in itertools.product(args.seeds, starts, (None, *args.lambdas)):
+        name = "start" if weight is None else f"lambda-{weight:g}"
+        path = cells[start, weight, seed] = args.runs_dir / args.what / start / name / f"seed-{seed}.json"
+        if not path.exists():
+            write_json(path, world.run(start, weight, seed, args.runs_dir))
+    if args.output:
+        record = summary(cells, args.seeds, world.name, args.output.parent) if cells else controls(world)
+        command = " ".join(["python reproduction/dose.py", *sys.argv[1:]]).replace(str(args.data), "DATA")
+        record |= {"command": command, "versions": installed_versions()}
+        write_json(args.output, record | {"hardware": hardware(), "world": world_version()})
 
 
 if __name__ == "__main__":
