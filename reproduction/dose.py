@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,10 +57,9 @@ class World:
         else:
             splits = load_caption_splits(str(data / "dataset_flickr8k.json"), image_root=str(data / "images"))
             names = [str(data / "held-out"), str(data / "reward")]
-        self.train = splits["train"]
-        self.splits = {name: splits[name].select(range(number)) for name, number in NUM_IMAGES.items()}
+        self.splits = {name: rows.select(range(NUM_IMAGES.get(name, len(rows)))) for name, rows in splits.items()}
         self.scorers = dict(zip((HELD_OUT, REWARD), (load_scorer(model_path(name)) for name in names), strict=True))
-        pairs = itertools.product(self.scorers, self.splits)
+        pairs = itertools.product(self.scorers, NUM_IMAGES)
         self.features = {pair: scorer_features(self.scorers[pair[0]], self.splits[pair[1]]) for pair in pairs}
 
     def numbers(self, captions: Sequence[str], split: str) -> dict[str, Any]:
@@ -90,7 +88,7 @@ class World:
 
     def start(self, name: str, seed: int, runs_dir: Path) -> tuple[str, Any]:
         """The folder of a start, and its training data; a decoder from scratch is trained as in the rows scenes/weak-start-*."""
-        train, folder = self.train, runs_dir / "starts" / f"{name}-{seed}"
+        train, folder = self.splits["train"], runs_dir / "starts" / f"{name}-{seed}"
         if self.data is not None or name in SHIPPED:
             return str(self.data / "starts" / folder.name) if self.data else model_path(SHIPPED[name]), train
         kind, value = name.split("-")
@@ -128,16 +126,15 @@ class World:
                         weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
                         best[beams] = (points[-1][REWARD], step, weights)
 
-        with tempfile.TemporaryDirectory() as temporary:
-            settings = {"mle_weight": weight or 0.0, "seed": seed, **CHANGES[self.name]}
-            trainer = self.trainer(folder, train, temporary, [Judge()], **settings)
-            for beams, split in itertools.product(BEAMS, self.splits) if weight is None else ():
-                judge(0, beams, split)
-            if weight is not None:
-                trainer.train()
-            for beams, (_, step, weights) in best.items():
-                trainer.model.load_state_dict(weights)
-                judge(step, beams, "test")
+        settings = {"mle_weight": weight or 0.0, "seed": seed, **CHANGES[self.name]}
+        trainer = self.trainer(folder, train, str(runs_dir / "trainer"), [Judge()], **settings)
+        for beams, split in itertools.product(BEAMS, NUM_IMAGES) if weight is None else ():
+            judge(0, beams, split)
+        if weight is not None:
+            trainer.train()
+        for beams, (_, step, weights) in best.items():
+            trainer.model.load_state_dict(weights)
+            judge(step, beams, "test")
         return {"points": points, "versions": installed_versions()}
 
 
@@ -155,7 +152,8 @@ def summary(cells: dict[Any, Path], seeds: Sequence[int], world: str, output: Pa
     read = {cell: json.loads(path.read_text("utf-8")) for cell, path in cells.items()}
     for start, weight in dict.fromkeys(cell[:2] for cell in cells):
         runs = [read[start, weight, seed]["points"] for seed in seeds]
-        before = [selected(read[start, None, seed]["points"], *BEAMS) for seed in seeds]
+        first = [read[start, None, seed]["points"] for seed in seeds]
+        before = [selected(points, *BEAMS) for points in first]
         for beams, decoding in BEAMS.items():
             name = f"{start}, {decoding}" if weight is None else f"{start}, lambda {weight:g}, {decoding}"
             after = [selected(points, beams) for points in runs]
@@ -166,8 +164,8 @@ def summary(cells: dict[Any, Path], seeds: Sequence[int], world: str, output: Pa
                 if len(seeds) == 1 and key in after[0]["samples"]:
                     row[key]["gain"] |= paired_test(after[0]["samples"][key], before[0]["samples"][key])
             rows.append(row)
-            for curve, points in zip(curves, runs, strict=True):
-                curve[name] = [point for point in points if (point["beams"], point["split"]) == (beams, split)]
+            for curve, pair in zip(curves, zip(first, runs, strict=True), strict=True):
+                curve[name] = [p for points in pair for p in points if (p["beams"], p["split"]) == (beams, split)]
         for seed, points in zip(seeds, runs, strict=True):
             shown = [selected(points, beams) for beams in BEAMS]
             columns = [[f"{BEAMS[point['beams']]}, step {point['step']}", *point["captions"]] for point in shown]
