@@ -112,7 +112,27 @@ _HALLUCINATION = ("hallucination", "Hallucination ↓")
 _CIDER = ("cider_d", "CIDEr-D ↑")
 _TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
 
+_DOSE = (*_LISTENERS[:2], _HALLUCINATION)
+_DOSE_ROWS = {
+    "dose_scenes": ("clipcap, lambda 0, greedy", "clipcap, lambda 0, 3 beams", "blip, lambda 0, greedy"),
+    "dose_weak": ("epochs-8, lambda 0, greedy",),
+    "dose_omission": ("omission-random_40, lambda 0, greedy",),
+}
+
+
+def _dose() -> dict[str, list[dict[str, Any]]]:
+    """Curves of several results until step 80, after which they are flat."""
+    keys = [key for key, _ in _DOSE]
+    found = {
+        name: _curves(result, "learning_curves", "step", keys)[name]
+        for result, names in _DOSE_ROWS.items()
+        for name in names
+    }
+    return {name: [point for point in points if point["step"] <= 80] for name, points in found.items()}
+
+
 PICTURES: dict[str, Picture] = {
+    "dose": (_dose, lambda path, found, text: write_curves(path, found, x="step", panels=_DOSE, text=text)),
     "smile": _dot_plot(
         *("smile_blip_seeds", ("MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references")),
         *(*_LISTENERS, _HALLUCINATION, _CIDER),
