@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -211,6 +212,7 @@ def main() -> None:
     if args.output:
         record = summary(cells, args.seeds, world.name, args.output.parent) if cells else controls(world)
         command = " ".join(["python reproduction/dose.py", *sys.argv[1:]]).replace(str(args.data), "DATA")
+        command = re.sub(r" --(runs_dir|output) \S+", "", command)  # places mean nothing elsewhere
         record |= {"command": command, "versions": installed_versions()}
         write_json(args.output, record | {"hardware": hardware(), "world": world_version()})
 
