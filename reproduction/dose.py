@@ -211,9 +211,8 @@ def main() -> None:
             write_json(path, world.run(start, weight, seed, args.runs_dir))
     if args.output:
         record = summary(cells, args.seeds, world.name, args.output.parent) if cells else controls(world)
-        command = " ".join(["python reproduction/dose.py", *sys.argv[1:]]).replace(str(args.data), "DATA")
-        command = re.sub(r" --(runs_dir|output) \S+", "", command)  # places mean nothing elsewhere
-        record |= {"command": command, "versions": installed_versions()}
+        words = re.sub(r" --(runs_dir|output) \S+", "", " ".join(sys.argv[1:])).replace(str(args.data), "DATA")
+        record |= {"command": f"python reproduction/dose.py {words}", "versions": installed_versions()}
         write_json(args.output, record | {"hardware": hardware(), "world": world_version()})
 
 
