@@ -114,21 +114,22 @@ _TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
 
 _DOSE = (*_LISTENERS[:2], _HALLUCINATION)
 _DOSE_ROWS = {
-    "dose_scenes": ("clipcap, lambda 0, greedy", "clipcap, lambda 0, 3 beams", "blip, lambda 0, greedy"),
-    "dose_weak": ("epochs-8, lambda 0, greedy",),
-    "dose_omission": ("omission-random_40, lambda 0, greedy",),
+    "clipcap, greedy": ("dose_scenes", "clipcap, lambda 0, greedy"),
+    "clipcap, 3 beams": ("dose_scenes", "clipcap, lambda 0, 3 beams"),
+    "clipcap, half MLE, 3 beams": ("dose_scenes", "clipcap, lambda 0.5, 3 beams"),
+    "blip, greedy": ("dose_scenes", "blip, lambda 0, greedy"),
+    "8 epochs, greedy": ("dose_weak", "epochs-8, lambda 0, greedy"),
 }
 
 
 def _dose() -> dict[str, list[dict[str, Any]]]:
-    """Curves of several results until step 80, after which they are flat."""
+    """Curves of SMILE until step 80."""
     keys = [key for key, _ in _DOSE]
-    found = {
-        name: _curves(result, "learning_curves", "step", keys)[name]
-        for result, names in _DOSE_ROWS.items()
-        for name in names
+    curves = {result: _curves(result, "learning_curves", "step", keys) for result, _ in _DOSE_ROWS.values()}
+    return {
+        name: [point for point in curves[result][row] if point["step"] <= 80]
+        for name, (result, row) in _DOSE_ROWS.items()
     }
-    return {name: [point for point in points if point["step"] <= 80] for name, points in found.items()}
 
 
 PICTURES: dict[str, Picture] = {
