@@ -112,7 +112,28 @@ _HALLUCINATION = ("hallucination", "Hallucination ↓")
 _CIDER = ("cider_d", "CIDEr-D ↑")
 _TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
 
+_DOSE = (*_LISTENERS[:2], _HALLUCINATION)
+_DOSE_ROWS = {
+    "clipcap, greedy": ("dose_scenes", "clipcap, lambda 0, greedy"),
+    "clipcap, 3 beams": ("dose_scenes", "clipcap, lambda 0, 3 beams"),
+    "clipcap, half MLE, 3 beams": ("dose_scenes", "clipcap, lambda 0.5, 3 beams"),
+    "blip, greedy": ("dose_scenes", "blip, lambda 0, greedy"),
+    "8 epochs, greedy": ("dose_weak", "epochs-8, lambda 0, greedy"),
+}
+
+
+def _dose() -> dict[str, list[dict[str, Any]]]:
+    """Curves of SMILE until step 80."""
+    keys = [key for key, _ in _DOSE]
+    curves = {result: _curves(result, "learning_curves", "step", keys) for result, _ in _DOSE_ROWS.values()}
+    return {
+        name: [point for point in curves[result][row] if point["step"] <= 80]
+        for name, (result, row) in _DOSE_ROWS.items()
+    }
+
+
 PICTURES: dict[str, Picture] = {
+    "dose": (_dose, lambda path, found, text: write_curves(path, found, x="step", panels=_DOSE, text=text)),
     "smile_curves": _curve_plot("smile_blip_seeds"),
     "self_retrieval_curves": _curve_plot("self_retrieval_bags_seeds"),
     "observatory_curves": _curve_plot(
