@@ -20,7 +20,7 @@ TOKENIZERS = {
     "microsoft/git-base-coco",
     "CLIPTokenizer": "openai/clip-vit-base-patch32 openai/clip-vit-large-patch14",
     "GemmaTokenizer": "google/gemma-3-4b-it google/gemma-4-e2b-it google/paligemma-3b-mix-224",
-    "GPT2Tokenizer": "HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolVLM-256M-Instruct HuggingFaceTB/SmolVLM-Instruct "
+    "GPT2Tokenizer": "HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM2-135M-Instruct HuggingFaceTB/SmolVLM-256M-Instruct HuggingFaceTB/SmolVLM-Instruct "
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct Salesforce/blip2-opt-2.7b nlpconnect/vit-gpt2-image-captioning",
     "LlamaTokenizer": "Salesforce/instructblip-vicuna-7b llava-hf/llava-1.5-7b-hf llava-hf/llava-v1.6-mistral-7b-hf "
     "mistralai/Mistral-7B-Instruct-v0.2 mistralai/Mistral-Small-3.1-24B-Instruct-2503",

@@ -101,10 +101,11 @@ def show_completions(
 class UnchangedCallback(TrainerCallback):
     """Warns of a training that leaves the captions of evaluations, or the weights, as they were."""
 
+    _has_advantages: bool | None = None
+
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._begin, self._weights = state.global_step, _some_weights(model)
         self._first: dict[str, tuple[int, Sequence[str] | None]] = {}
-        self._has_advantages: bool | None = None
 
     def note_advantages(self, advantages: Tensor) -> None:
         """Note whether a rollout has an advantage that is not 0."""

@@ -209,7 +209,7 @@ SHORT = [
     *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "12", "--num_train_epochs", "3"),
     *("--per_device_train_batch_size", "4", "--generation_max_new_tokens", "8", "--generation_num_beams", "1"),
     *("--compare_mle_weights", "1", "--perplexity_name_or_path", "none", "--held_out_scorer_name_or_path", "none"),
-    *("--use_cpu", "--disable_tqdm", "true", "--model_name_or_path", "scenes:blip-mle"),
+    *("--early_evaluations", "--use_cpu", "--disable_tqdm", "true", "--model_name_or_path", "scenes:blip-mle"),
     *("--logging_strategy", "no", "--learning_rate", "1e-3"),
 ]
 

@@ -26,7 +26,7 @@ OPTIONS = {
     "--max_train_images 0": "max_train_images",
     "--load_best_model_at_end true --eval_strategy no --save_strategy epoch": "load_best_model_at_end",
     "--resume_from_checkpoint model/checkpoint-40": "resume_from_checkpoint",  # of which training
-    "--data_dir photos --dataset_name scenes": "--dataset_name imagefolder",
+    "--data_dir photos --dataset_name scenes": "imagefolder",
     "--dataset_name imagefolder --data_dir nowhere": "'nowhere'",
     "--dataset_name owner/missing": "'owner/missing'",
     "--model_name_or_path owner/missing --dataset_name scenes": "'owner/missing'",

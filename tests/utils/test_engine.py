@@ -30,7 +30,7 @@ def test_finished_parts_are_skipped(tmp_path, notes):
     run(tmp_path / "out", Squares(notes))
     (tmp_path / "out/part-00003-of-00005.parquet").unlink()
     others = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
-    with pytest.raises(ValueError, match="is unfinished: 1 of 5"):
+    with pytest.raises(ValueError, match="missing parts: 1 of 5"):
         list(read_parts(tmp_path / "out"))
     assert run(tmp_path / "out", Squares(notes)) == 18
     assert {path: path.stat().st_mtime_ns for path in others} == others
