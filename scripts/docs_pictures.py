@@ -113,23 +113,17 @@ _CIDER = ("cider_d", "CIDEr-D ↑")
 _TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
 
 _DOSE = (*_LISTENERS[:2], _HALLUCINATION)
-_DOSE_ROWS = {
-    "clipcap, greedy": ("dose_scenes", "clipcap, lambda 0, greedy"),
-    "clipcap, 3 beams": ("dose_scenes", "clipcap, lambda 0, 3 beams"),
-    "clipcap, half MLE, 3 beams": ("dose_scenes", "clipcap, lambda 0.5, 3 beams"),
-    "blip, greedy": ("dose_scenes", "blip, lambda 0, greedy"),
-    "8 epochs, greedy": ("dose_weak", "epochs-8, lambda 0, greedy"),
-}
+_DOSE_ROWS = (
+    *("clipcap, lambda 0, greedy", "clipcap, lambda 0, 3 beams", "clipcap, lambda 0.5, 3 beams"),
+    *("blip, lambda 0, greedy", "epochs-8, lambda 0, greedy"),
+)
 
 
 def _dose() -> dict[str, list[dict[str, Any]]]:
     """Curves of SMILE until step 80."""
-    keys = [key for key, _ in _DOSE]
-    curves = {result: _curves(result, "learning_curves", "step", keys) for result, _ in _DOSE_ROWS.values()}
-    return {
-        name: [point for point in curves[result][row] if point["step"] <= 80]
-        for name, (result, row) in _DOSE_ROWS.items()
-    }
+    rest = "learning_curves", "step", [key for key, _ in _DOSE]
+    curves = _curves("dose_scenes", *rest) | _curves("dose_weak", *rest)
+    return {r.replace("lambda", "λ"): [point for point in curves[r] if point["step"] <= 80] for r in _DOSE_ROWS}
 
 
 PICTURES: dict[str, Picture] = {

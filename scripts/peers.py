@@ -438,9 +438,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 result["counts"][f"{suite}, {way}"] |= {f"passed with {name}": number for name, number in made.items()}
                 for test, (outcome, error, _) in tests.items():
                     if outcome != "passed":
-                        result["rows"].append(
-                            {"way": way, "test": test, **kind_of(test, error), "error": error.replace(tempfile.gettempdir() + os.sep, "")}
-                        )
+                        error = error.replace(tempfile.gettempdir() + os.sep, "")
+                        result["rows"].append({"way": way, "test": test, **kind_of(test, error), "error": error})
                 result["counts"][f"{suite}, {way}"] |= Counter(
                     row["kind"] for row in result["rows"] if row["way"] == way
                 )

@@ -167,7 +167,7 @@ class BatchCaptioner:
             raise ValueError("--endpoint is for images, but the data are videos. Leave it out.")
         self.captioner: Any
         if options.endpoint is not None:
-            from hf_captionrl.captioners.language_models import EndpointCaptioner
+            from hf_captionrl.captioners.language_model_clients import EndpointCaptioner
 
             temperature = options.temperature if options.do_sample else 0.0
             self.captioner = EndpointCaptioner.from_options(options, _output(options), temperature)
@@ -287,7 +287,7 @@ def write_captions(arguments: CaptionOptions) -> None:
     print(json.dumps(summary) if arguments.json else _sentence(arguments, summary, listed))
     stop_if_too_many(unreadable, {str(arguments.split): size}, arguments.max_bad_fraction, listed)
     if failed := summary.get("failed"):
-        from hf_captionrl.captioners.language_models import BackendError
+        from hf_captionrl.captioners.language_model_clients import BackendError
 
         first = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
         raise BackendError(f"Images without a caption: {len(failed):,}; {first}. The same command asks again.")
@@ -310,7 +310,7 @@ def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) 
     if number := summary.get("mentions"):
         text += f"; captions that mention what they should not, and are kept: {number:,}"
     if cost := summary.get("endpoint"):
-        from hf_captionrl.captioners.language_models import cost_sentence
+        from hf_captionrl.captioners.language_model_clients import cost_sentence
 
         return f"{text}. {cost_sentence(cost)}"
     return text + "."

@@ -41,7 +41,7 @@ class JudgeOptions:
         if self.judge is None:
             yield None
             return
-        from hf_captionrl.captioners import language_models as models
+        from hf_captionrl.captioners import language_model_clients as models
 
         judge: Any
         if kind == "openai":

@@ -1,6 +1,6 @@
 """Judges: language and vision-language models that rate captions, by the probabilities of their answers or in writing.
 
-A judge is a backend of `captioners/language_models.py`; wrapped in a [`KeptAnswers`] it is asked nothing twice. A caption that a
+A judge is a backend of `captioners/language_model_clients.py`; wrapped in a [`KeptAnswers`] it is asked nothing twice. A caption that a
 judge did not rate is NaN and counted, never 0. Scores of different judges, revisions or prompts cannot be compared; the signature
 states them. Legend: N captions, A answers, K images of a bag, O orders of its images.
 """

@@ -157,7 +157,9 @@ class CaptionRLConfig(CaptionConfig):
         if not self.do_sample and self.temperature not in (0, 1):
             raise ValueError(f"temperature is {self.temperature}, but captions are not sampled. Set do_sample=True.")
         if elsewhere := {"temperature", "do_sample"}.intersection(self.generation_kwargs or {}):
-            raise ValueError(f"generation_kwargs holds {min(elsewhere)!r}, which the loss does not see. Set that field.")
+            raise ValueError(
+                f"generation_kwargs holds {min(elsewhere)!r}, which the loss does not see. Set that field."
+            )
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
         self.bag_schedule = parse_bag_schedule(self.bag_schedule)  # type: ignore[assignment]

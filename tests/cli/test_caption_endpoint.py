@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from hf_captionrl.captioners.language_models import caption_of
+from hf_captionrl.captioners.language_model_clients import caption_of
 from hf_captionrl.cli import main
 from hf_captionrl.utils.prompts import Truncated
 from tests.apps.boosting.server import ChatServer, texts_of

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.captioners.language_models import image_url
+from hf_captionrl.captioners.language_model_clients import image_url
 from hf_captionrl.data import ImageError, load_captions, open_image
 from hf_captionrl.data.images import IMAGE_REMEDIES, image_formats, is_address, verify_image
 from hf_captionrl.retrieval import image_hash, load_scorer

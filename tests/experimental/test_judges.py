@@ -165,7 +165,9 @@ def test_captions_without_probabilities_are_left_out_and_counted():
     found, failed = listener_log_probs(CAPTIONS[:2], [IMAGES] * 2, judge)
     assert found.shape == (3,)
     assert isinstance(failed, Failure)
-    with pytest.raises(ValueError, match="vqa_score: captions without a rating: 1"):  # every number is compared with a rating
+    with pytest.raises(
+        ValueError, match="vqa_score: captions without a rating: 1"
+    ):  # every number is compared with a rating
         judge_metric("vqa_score", judge)(CAPTIONS, REFERENCES, IMAGES)
     with pytest.raises(ValueError, match="--judge"):
         judge_metric("clair", None)

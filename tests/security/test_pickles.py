@@ -18,7 +18,7 @@ from hf_captionrl.apps.experiments.arguments import parse_arguments
 from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.clipcap.assembly import assemble
-from hf_captionrl.captioners.language_models import TransformersTextBackend
+from hf_captionrl.captioners.language_model_clients import TransformersTextBackend
 from hf_captionrl.data import load_captions
 from hf_captionrl.data.benchmarks import load_hard_pool
 from hf_captionrl.retrieval import FeatureCache, load_bags, load_scorer

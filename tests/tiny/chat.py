@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from hf_captionrl.captioners.language_models import TransformersVisionBackend
+from hf_captionrl.captioners.language_model_clients import TransformersVisionBackend
 from tests.tiny import _CROPPED, _MEAN_STD, _SHARED, _SQUARE, _VISION, HIDDEN, WORDS, _spread, byte_tokenizer
 
 CHAT_TYPES = tuple(

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hf_captionrl.captioners.language_models import HTTPBackend
+from hf_captionrl.captioners.language_model_clients import HTTPBackend
 from hf_captionrl.utils.prompts import (
     BackendError,
     Failure,

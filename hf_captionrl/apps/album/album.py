@@ -28,7 +28,7 @@ from hf_captionrl.apps.album.phrases import (
 )
 from hf_captionrl.apps.album.sources import opened_chunks, read_images
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.captioners.language_models import BackendError, EndpointCaptioner
+from hf_captionrl.captioners.language_model_clients import BackendError, EndpointCaptioner
 from hf_captionrl.captioners.prompts import forbidden_tokens, prompt_without
 from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.evaluation.pages import embedded_image, render_html

@@ -28,7 +28,12 @@ from hf_captionrl.apps.album.sources import (
     sidecar_captions,
 )
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
+from hf_captionrl.captioners.language_model_clients import (
+    EndpointCaptioner,
+    check_address,
+    cost_sentence,
+    default_device,
+)
 from hf_captionrl.evaluation.caption_files import table_rows
 from hf_captionrl.retrieval import FeatureCache, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import LineFile, atomic_write_bytes, installed_versions, json_digest, to_plain, write_json

@@ -21,7 +21,7 @@ from hf_captionrl.apps.album.options import DemoOptions
 from hf_captionrl.apps.album.sources import read_images
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.captioners.language_models import default_device
+from hf_captionrl.captioners.language_model_clients import default_device
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.data.images import refuse_outside

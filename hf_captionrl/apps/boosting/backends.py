@@ -110,7 +110,7 @@ class SceneDescriber:
 
 def choose_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> Callable[[], Backend]:
     """What loads the backend that `--text` or `--vision` names, which is checked before any model is loaded."""
-    from hf_captionrl.captioners.language_models import (
+    from hf_captionrl.captioners.language_model_clients import (
         CaptionerBackend,
         HTTPBackend,
         TransformersTextBackend,

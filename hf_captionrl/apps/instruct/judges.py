@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from hf_captionrl.captioners.language_models import HTTPBackend, TransformersTextBackend
+from hf_captionrl.captioners.language_model_clients import HTTPBackend, TransformersTextBackend
 from hf_captionrl.metrics.bootstrap import bootstrap_interval, signature
 from hf_captionrl.metrics.columns import Column, table_columns
 from hf_captionrl.metrics.words import caption_statistics

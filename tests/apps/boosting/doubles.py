@@ -5,7 +5,7 @@ import functools
 import pyarrow.parquet
 
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
-from hf_captionrl.captioners.language_models import Prompt, image_url
+from hf_captionrl.captioners.language_model_clients import Prompt, image_url
 from hf_captionrl.data import open_image
 from hf_captionrl.scenes import load_scenes
 from tests.apps.boosting.server import texts_of

@@ -6,7 +6,7 @@ import pytest
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
 from hf_captionrl.apps.boosting.boost import boost_rows, write_captions
 from hf_captionrl.apps.boosting.prompts import blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.captioners.language_models import BackendError, Failure, Truncated
+from hf_captionrl.captioners.language_model_clients import BackendError, Failure, Truncated
 from hf_captionrl.data import check_captions, load_captions
 from hf_captionrl.data.columns import replace_column, undecoded
 from tests.apps.boosting.doubles import content, facts_of, pair, scenes

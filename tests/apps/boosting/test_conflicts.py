@@ -6,7 +6,7 @@ import pytest
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
 from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics
 from hf_captionrl.apps.boosting.prompts import blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.captioners.language_models import Failure
+from hf_captionrl.captioners.language_model_clients import Failure
 from hf_captionrl.scenes import Facts, check, full_caption, sample_scene
 
 FACTS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")

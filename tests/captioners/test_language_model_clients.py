@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from hf_captionrl.apps.boosting.prompts import blend_prompt, visual_prompt
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import start_token_settings
-from hf_captionrl.captioners.language_models import (
+from hf_captionrl.captioners.language_model_clients import (
     BackendError,
     CaptionerBackend,
     HTTPBackend,
