@@ -47,7 +47,7 @@ def recorded_steps(trainer):
     return steps
 
 
-def assert_same_gradients(steps, model, loss_of):
+def assert_same_gradients(steps, model, loss_of, tolerance=1e-6):
     """A plain loop over the recorded steps: to 1e-6 of the gradient's size, while the next step's differs by far more."""
     assert len(steps) == 3
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=PLAIN_SGD["learning_rate"])
@@ -56,7 +56,7 @@ def assert_same_gradients(steps, model, loss_of):
         loss_of(step).backward()
         gradient, size = gradient_of(model), step.gradient.norm()
         assert size > 1e-2
-        assert (gradient - step.gradient).norm() < 1e-6 * size
+        assert (gradient - step.gradient).norm() < tolerance * size
         assert (gradient - steps[number - 1].gradient).norm() > 1e-2 * size
         optimizer.step()
 
@@ -99,7 +99,7 @@ def test_self_retrieval(tmp_path, scenes):
         assert_close(rewards.double(), step.rewards[:, 0], dtype="float32", magnitude=listener.scale)
         return example.loss_of(model, step.image_features, ids, mask, rewards, baseline)
 
-    assert_same_gradients(steps, model, loss_of)
+    assert_same_gradients(steps, model, loss_of, tolerance=1e-5)  # rewards come from an fp32 scorer
 
 
 def test_sle(tmp_path, scenes):
