@@ -85,7 +85,7 @@ def write(model, features, do_sample):
 
 
 def rewards_of(listener, captions, images):
-    """Section 3, the reward: log softmax of the similarities of a caption with all images of the step, at its own image."""
+    """Section 3, the reward: log softmax of the similarities of a caption with all images of the step, at the target."""
     similarity = listener.texts(captions) @ images.T  # (B, B)
     return retrieval_rewards(similarity, torch.arange(len(images)), "log_prob", listener.scale)  # (B,) nats
 

@@ -74,10 +74,10 @@ class ListenerReward(Reward):
         asked = [n for n, empty in enumerate(context.is_empty.tolist()) if not empty]
         bags = [[images[row] for row in compared[n // G][1]] for n in asked]
         captions = [context.captions[n] for n in asked]
-        found = listener_log_probs(captions, bags, self.backend, num_orders=self.num_orders)
+        by_image = listener_log_probs(captions, bags, self.backend, num_orders=self.num_orders)
         rewards = torch.full((len(context.captions),), math.nan, dtype=torch.float64)
         hits = []
-        for n, log_probs in zip(asked, found, strict=True):
+        for n, log_probs in zip(asked, by_image, strict=True):
             if not isinstance(log_probs, Failure):
                 place = compared[n // G][0]
                 rewards[n] = float(log_probs[place])

@@ -380,13 +380,13 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
         if has_dose:
             trainer.compute_metrics = functools.partial(count_wrong, splits["validation"])
         if not result.captions and (run.starts_from is not None or not is_training):
-            own = beams = run.config.generation_num_beams
+            configured = beams = run.config.generation_num_beams
             if has_dose and run.config.metric_for_best_model == METRIC:
                 beams = better_decoding(trainer)
             result.captions[START] = trainer.generate_captions(test, num_beams=beams)
             result.rows.append(measured(START, result.captions[START], evaluator, trainer))
-            if beams != own:
-                result.rows[-1]["note"] = f"with {beams} beams, which is better for the start than {own}"
+            if beams != configured:
+                result.rows[-1]["note"] = f"with {beams} beams, which is better for the start than {configured}"
         if is_training:
             if run.starts_from is not None and run.starts_from not in before and not has_dose:
                 before[run.starts_from] = trainer.evaluate()
