@@ -61,7 +61,7 @@ def mine_bags(arguments: BagsOptions) -> None:
 
     import torch
 
-    from hf_captionrl.data.columns import id_column
+    from hf_captionrl.data.columns import concept_column, id_column
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.retrieval.bags import (
         BagFile,
@@ -73,7 +73,7 @@ def mine_bags(arguments: BagsOptions) -> None:
         save_bags,
         save_neighbours,
     )
-    from hf_captionrl.retrieval.neighbours import nearest_neighbours
+    from hf_captionrl.retrieval.neighbours import nearest_neighbours, num_neighbours
 
     reader: Any = load_neighbours if is_ranking else load_bags
     refuse_other_file(output, reader, f"--mode {arguments.mode}")
@@ -82,7 +82,7 @@ def mine_bags(arguments: BagsOptions) -> None:
         quarantine_path=output.with_suffix(".quarantine.jsonl"),
         require_captions=arguments.features != "image",
     )
-    ids = id_column(split.dataset)
+    ids, concepts = id_column(split.dataset), concept_column(split.dataset)
     least = 2 if is_ranking else sizes[-1]
     if len(ids) < least:
         raise ValueError(f"the split has {len(ids)} images, but a bag needs {least}. Lower --bag_sizes.")
@@ -92,8 +92,8 @@ def mine_bags(arguments: BagsOptions) -> None:
     summary: dict[str, Any] = {"output": str(output), "mode": arguments.mode, "images": len(ids)}
     summary |= {"scorer": signature, "features": arguments.features}
     if is_ranking:
-        top = min(arguments.top, len(ids) - 1)
-        pair = nearest_neighbours(features, top, device=device)
+        top = min(arguments.top, num_neighbours(len(ids), concepts))
+        pair = nearest_neighbours(features, top, device=device, concepts=concepts)
         save_neighbours(output, NeighbourFile(*pair, ids, signature, arguments.features))
         summary["neighbours"] = top
     else:
@@ -101,7 +101,7 @@ def mine_bags(arguments: BagsOptions) -> None:
         scores: list[float] = []
         summary["bags"] = {}
         for size in sizes:
-            rows, score = curate_bags(*candidate_bags(features, size, device=device))
+            rows, score = curate_bags(*candidate_bags(features, size, device=device, concepts=concepts))
             bags += [[ids[row] for row in bag] for bag in rows.tolist()]
             scores += score.tolist()
             summary["bags"][str(size)] = {"number": len(rows), "similarity": float(score.mean())}

@@ -145,6 +145,13 @@ def id_column(ds: datasets.Dataset) -> list[str]:
     return [str(value) for value in ds.with_format(None)["image_id"][:]]
 
 
+def concept_column(ds: datasets.Dataset) -> list[int] | None:
+    """[`concept_numbers`] of the column `concept`; None without one."""
+    from hf_captionrl.retrieval.ranking import concept_numbers  # late: help texts need no torch
+
+    return concept_numbers(ds.with_format(None)["concept"][:]) if "concept" in ds.column_names else None
+
+
 def caption_column(ds: datasets.Dataset, name: str = "captions") -> list[list[str]]:
     """The captions of each row: a list, from a list, a single text, or nothing."""
     return [[value] if isinstance(value, str) else list(value or []) for value in ds.with_format(None)[name][:]]
@@ -219,6 +226,9 @@ class SourceArguments:
     caption_column: str = "captions"  # a caption or a list of captions
     # Default: a column `image_id`, else the path, else "<split>-<row>". Rows of one image are joined.
     image_id_column: str | None = None
+    # What an image shows, such as a product number, which other images may show, too; "folder": its subfolder. Default: a
+    # column `concept`.
+    concept_column: str | None = None
     # 0 for images. For videos the number of frames of each, see `sample_frames`: the splits then have a column
     # `video_frames` with that number, and `image` is not decoded on access.
     num_frames: NotNegative = 0
@@ -390,6 +400,7 @@ def to_caption_columns(
     if ids is not None:
         pick_column(names, ids, "image_id_column", where)
     ds = _table_of(rows, image, captions) if isinstance(rows, list) else rows.with_format(None)
+    ds = with_concepts(ds, arguments.concept_column, image, where)
 
     values: list[Any] = [[]] * len(ds) if captions is None else ds[captions][:]
     texts = _cleaned(values, where)
@@ -417,6 +428,17 @@ def to_caption_columns(
     ds = merge_rows_of_one_image(ds, where)
     ours = ["image", "image_id", "captions"]
     return ds.select_columns([*ours, *(name for name in ds.column_names if name not in ours)])
+
+
+def with_concepts(ds: datasets.Dataset, name: str | None, image: str, where: str) -> datasets.Dataset:
+    """The column `concept`, of a column or of the folders of the images."""
+    if name == "folder" and name not in ds.column_names and _is_text(ds.features[image]):
+        folders = [os.path.dirname(path or "") for path in ds[image][:]]
+        return replace_column(ds, "concept", folders, datasets.Value("string"))
+    if name in (None, "concept"):
+        return ds
+    pick_column(ds.column_names, name, "concept_column", where)
+    return replace_column(ds, "concept", ds[name][:], ds.features[name])
 
 
 def _cleaned(values: list[Any], where: str) -> list[list[str | None]]:

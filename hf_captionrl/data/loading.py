@@ -26,6 +26,7 @@ from hf_captionrl.data.columns import (
     Source,
     SourceArguments,
     by_split_column,
+    concept_column,
     id_column,
     merge_rows_of_one_image,
     parse_json,
@@ -35,6 +36,7 @@ from hf_captionrl.data.columns import (
     source_of_rows,
     to_caption_columns,
     undecoded,
+    with_concepts,
     with_split,
 )
 from hf_captionrl.data.images import HEIC_REMEDY, HEIC_SUFFIXES, image_formats, outside
@@ -313,12 +315,15 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
 
 
 def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
-    """Divide a data set by the hash of its image ids into the parts that are not empty.
+    """Divide a data set by the hash of its image ids, or concepts, into the parts that are not empty.
 
-    Sizes are exact, the order of the rows does not matter, and adding images moves only those near the boundaries. A
+    Sizes are exact, but for concepts, which stay whole, the order of the rows does not matter, and adding images moves only those near the boundaries. A
     fraction above 0 gets at least one image, if there are enough; the first above 0 gets the remainder.
     """
-    keys = (f"{seed}/{image_id}".encode("utf-8", "surrogatepass") for image_id in id_column(ds))
+    things = id_column(ds)
+    if concept_column(ds) is not None:
+        things = [image_id if c in (None, "") else str(c) for c, image_id in zip(ds["concept"], things, strict=True)]
+    keys = (f"{seed}/{thing}".encode("utf-8", "surrogatepass") for thing in things)
     digests = [hashlib.blake2b(key, digest_size=16).digest() for key in keys]
     order = sorted(range(len(ds)), key=digests.__getitem__)
     names = [name for name, share in fractions.items() if share > 0]
@@ -326,8 +331,11 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     start = 0
     for name in reversed(names[1:]):
         size = min(round(fractions[name] * len(ds)) or 1, max(0, len(order) - start - 1))
-        parts[name] = order[start : start + size]
-        start += size
+        end = start + size
+        while start < end < len(order) and digests[order[end]] == digests[order[end - 1]]:
+            end += 1
+        parts[name] = order[start:end]
+        start = end
     parts[names[0]] = order[start:]
     return {name: ds.select(sorted(parts[name])) for name in names if parts[name]}
 
@@ -403,7 +411,7 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
             rows = replace_column(rows, "captions", [[text] for text in rows[column]], rows.features["captions"])
         if moving:
             rows = replace_column(rows, VIDEO_FRAMES, [num_frames] * len(rows), datasets.Value("int32"))
-        made[split] = rows
+        made[split] = with_concepts(rows, arguments.concept_column, "image", name)
     return Source(name, made)
 
 

@@ -53,6 +53,12 @@ class SplitArguments:
     caption_column: str = option(
         "captions", metavar="NAME", help="Column with the captions, a string or a list of strings."
     )
+    concept_column: str | None = option(
+        None,
+        metavar="NAME",
+        help="Column with what an image shows, such as a product number. Images of one concept are no distractors of each other: "
+        "a caption has to retrieve any of them. 'folder': the subfolder of the image.",
+    )
     validation_share: Share = option(
         0.1,
         metavar="X",
@@ -79,7 +85,7 @@ class SplitArguments:
     @property
     def source(self) -> dict[str, Any]:
         """Arguments of `load_captions`."""
-        names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column")
+        names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column", "concept_column")
         shares = (1 - self.validation_share - self.test_share, self.validation_share, self.test_share)
         more = {"revision": self.dataset_revision, "split_fractions": shares, "seed": self.split_seed}
         return {name: getattr(self, name) for name in names} | more

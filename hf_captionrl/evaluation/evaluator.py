@@ -18,7 +18,7 @@ import torch
 
 from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
-from hf_captionrl.data.columns import caption_column, id_column, parse_json, read_text
+from hf_captionrl.data.columns import caption_column, concept_column, id_column, parse_json, read_text
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import caption_perplexity, paired_test
 from hf_captionrl.metrics.bootstrap import Interval, bootstrap_interval, mean_interval, proportion_interval
@@ -145,6 +145,7 @@ class Evaluator:
         self.references: Sequence[list[str]] = caption_column(dataset)
         columns = dataset.column_names
         self.facts = list(dataset["facts"]) if "facts" in columns else None
+        self.concepts = concept_column(dataset)
         self.parts: dict[str, list[bool]] = {}
         if "against_preferences" in columns:
             # The embedded world, where some images go against what their kind prefers.
@@ -238,6 +239,7 @@ class Evaluator:
             facts=self.facts,
             check=check,
             bags=self.bags,
+            concepts=self.concepts,
             parts=self.parts,
             tokenize=self.tokenize,
             seed=self.seed,
@@ -267,7 +269,8 @@ class Evaluator:
             numbers |= {f"more_{key}": value for key, value in more.numbers.items() if key.startswith("cider_d")}
         if (scorer := self.reward_scorer) is not None:  # without intervals, but in bags of a file
             text, images = _text_features(scorer, captions), self.reward_image_features
-            by_reward = SuiteRow(captions=captions, text_features=text, image_features=images, bags=self.bags)
+            inputs: dict[str, Any] = {"text_features": text, "image_features": images, "concepts": self.concepts}
+            by_reward = SuiteRow(captions=captions, bags=self.bags, **inputs)
             by_reward.compute("rd100_recall_at_1", *(key for key in paper if key in BY_SCORER))
             in_bags = self._in_bags(captions, more_captions, scorer, text, images)
             retrieval = _without_intervals(by_reward.numbers)
@@ -297,6 +300,7 @@ class Evaluator:
                 text = torch.cat([text, _text_features(scorer, more_captions)])
                 images = torch.cat([images, self.features_of(self.bag_images, scorer)])
         options: dict[str, Any] = {"text_features": text, "image_features": images, "seed": self.seed}
+        options["concepts"] = self.concepts
         row = SuiteRow(captions=captions, bags=self.bags, facts=facts, check=check, **options)
         sizes = self.bags if self.arguments.bags is None else sorted({*BAG_SIZES, *self.bags})
         numbers = row.compute(*bag_keys(sizes, by)).numbers
@@ -439,7 +443,9 @@ def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, seed: int)
             merged |= {name: np.max([row[name] for row in rows], 0).tolist() for name in (key, f"{key}_ci")}
     for key in [key for key in rows[0]["per_sample"] if all(key in row["per_sample"] for row in rows)]:
         values, groups = np.stack([row["per_sample"][key] for row in rows]), rows[0]["groups"].get(key)  # (K, N)
-        of_images = sizes if groups is None or key not in BEST else sizes[np.asarray(groups)]
+        of_images = sizes
+        if groups is not None and key in BEST and len(groups) != len(sizes):  # some images
+            of_images = sizes[np.asarray(groups)]
         counts = np.arange(len(rows))[:, None] < (of_images if len(of_images) == values.shape[1] else len(rows))
         means = {key: (values * counts).sum(0) / np.broadcast_to(counts, values.shape).sum(0)}
         if key in BEST:

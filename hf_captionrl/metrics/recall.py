@@ -19,6 +19,7 @@ from hf_captionrl.retrieval.ranking import (
     check_bag,
     check_features,
     check_targets,
+    concept_numbers,
     distractor_recall,
     duplicate_images,
     ranks,
@@ -45,6 +46,7 @@ def self_retrieval(
     confidence: float = 0.95,
     block_size: int | None = None,
     pool_ranks: Any = None,
+    concepts: Sequence[Any] | None = None,
     scorer: str = "",
 ) -> dict[str, Any]:
     r"""Recall at k, mean and median rank of each caption's target.
@@ -73,6 +75,9 @@ def self_retrieval(
         block_size: Captions ranked at once; `None`: blocks of scores of about 64 MiB.
         pool_ranks (sequence of `N` integers): Rank of each target in the whole pool, if known, from
             [`hf_captionrl.retrieval.ranking.ranks`] of features of unit length; `None`: they are computed.
+        concepts (sequence of `M` values, *optional*): What each image shows, such as a product number. A caption then
+            retrieves any image of its target's concept among other concepts, each ranked by its best image; the pool,
+            distractors and intervals are those of concepts. An image whose value is None or "" is its own concept.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high) and the name of its
@@ -109,6 +114,11 @@ def self_retrieval(
     scaled = unit_rows if found is None else check_features  # known ranks need no copies of unit length
     text, images = scaled(text, "text_features"), scaled(images, "image_features")
     owners = check_targets(targets, len(text), len(images))
+    of_image = None if concepts is None else _concepts(concepts, len(images), bags)
+    if of_image is not None and (sets is not None or protocol == "blocks" or duplicates == "merge"):
+        raise ValueError(
+            "concepts are for the pool, random distractors and bags. Leave concepts out, or the other option."
+        )
     first = duplicate_images(images, unit=found is not None)
     num_duplicates = int((first != torch.arange(len(first))).sum())
     if duplicates == "merge" and num_duplicates:
@@ -116,7 +126,9 @@ def self_retrieval(
         bags, sets = _renumbered(bags, row, "bags"), _renumbered(sets, row, "sets")
         images, owners, first = images[kept.to(images.device)], row[owners], torch.arange(len(kept))
 
-    captions, groups = torch.arange(len(text)), owners  # (P,) caption of each rank, and its image or bag
+    number = len(images) if of_image is None else max(of_image) + 1
+    captions = torch.arange(len(text))  # (P,) caption of each rank, and its image, concept or bag
+    groups = owners if of_image is None else torch.tensor(of_image)[owners]
     chances: dict[int, Tensor] = {}  # by k, the chance of a rank of at most k, if it is not 0 or 1
     expected = None  # (P,) ranks whose mean and median are reported; None: the ranks
     if bags is not None:
@@ -133,17 +145,17 @@ def self_retrieval(
     else:
         variant = "pool" if num_distractors is None else f"rd{num_distractors + 1}-{protocol}"
         if found is None:
-            found = ranks(text, images, owners, block_size=block_size, duplicate_of=first)
+            found = ranks(text, images, owners, block_size=block_size, duplicate_of=first, concepts=of_image)
         if num_distractors is not None and protocol == "sampled":
             variant += f"-{repeats}-seed-{seed}"
             draws: dict[str, int] = {"num_distractors": num_distractors, "repeats": repeats, "seed": seed}
-            found = sampled_ranks(found, len(images), **draws).flatten()
-            captions, groups = captions.repeat(repeats), owners.repeat(repeats)
+            found = sampled_ranks(found, number, **draws).flatten()
+            captions, groups = captions.repeat(repeats), groups.repeat(repeats)
         elif num_distractors is not None:
             for k in ks:
-                chances[k] = distractor_recall(found, len(images), k=k, num_distractors=num_distractors)
+                chances[k] = distractor_recall(found, number, k=k, num_distractors=num_distractors)
             # If b of the M - 1 others are better, n b / (M - 1) of the n drawn ones are expected to be.
-            expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
+            expected = 1 + (found.double() - 1) * num_distractors / (number - 1)
     expected = found.double() if expected is None else expected
 
     recalls = {f"recall_at_{k}": chances.get(k, (found <= k).double()).numpy() for k in ks}
@@ -153,7 +165,8 @@ def self_retrieval(
         for key, values in recalls.items():
             result[f"{key}_ci"] = proportion_interval(values, groups=groups.numpy(), confidence=confidence)
             result[f"{key}_ci_method"] = result[f"{key}_ci"].method
-    counted = {"pool": len(images), "ties": "against", "duplicates": duplicates, "dtype": dtype}
+    counted = {"pool": number, "ties": "against", "duplicates": duplicates, "dtype": dtype}
+    counted |= {} if of_image is None else {"images": len(images)}
     return result | {
         "mean_rank": float(expected.mean()),
         "median_rank": float(np.median(expected.numpy())),
@@ -161,10 +174,23 @@ def self_retrieval(
         "captions": captions.numpy(),
         "groups": groups.numpy(),
         "num_captions": len(text),
-        "pool_size": len(images),
+        "pool_size": number,
         "num_duplicate_images": num_duplicates,
         "signature": signature(metric="self_retrieval", scorer=scorer, variant=variant, **counted),
     }
+
+
+def _concepts(concepts: Sequence[Any], number: int, bags: Sequence[Sequence[int]] | None) -> list[int] | None:
+    """[`concept_numbers`] of the M images, none of them twice in a bag."""
+    if len(concepts) != number:
+        raise ValueError(f"There are {number} images but {len(concepts)} concepts. Pass one per image.")
+    of_image = concept_numbers(concepts)
+    for i, bag in enumerate(bags or () if of_image is not None else ()):
+        if len({of_image[row] for row in bag}) < len(bag):  # type: ignore[index]
+            raise ValueError(
+                f"bags[{i}] has two images of one concept. Mine bags with `captionrl bags --concept_column`."
+            )
+    return of_image
 
 
 def _renumbered(lists: Sequence[Sequence[int]] | None, row: Tensor, name: str) -> list[list[int]] | None:

@@ -95,6 +95,7 @@ class SuiteRow:
     facts: Any = None  # of each image
     check: Any = None  # function of a caption and the facts of its image
     bags: Mapping[int, list[list[int]]] = field(default_factory=dict)  # by size, as lists of rows
+    concepts: Sequence[int] | None = None  # of each image, see [`self_retrieval`]
     parts: Mapping[str, Sequence[bool]] = field(default_factory=dict)  # by name, whether each image belongs to it
     meteor: NlgMetric | None = None
     spice: NlgMetric | None = None
@@ -209,6 +210,8 @@ class SuiteRow:
     def _recalls(self, keys: Sequence[str], images: Any, **options: Any) -> dict[str, Any]:
         """Set `<name>_recall_at_<k>` among some images."""
         ks = [int(key.rpartition("_")[2]) for key in keys]
+        if self.concepts is not None:  # other images of a pool or of bags are concepts of their own
+            options["concepts"] = [*self.concepts, *[None] * (len(images) - len(self.concepts))]
         found = self_retrieval(self.text_features, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
         for key, k in zip(keys, ks, strict=True):
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
@@ -228,13 +231,15 @@ class SuiteRow:
 
     def set_random_distractors(self, keys: Sequence[str], protocol: Any = "expected") -> None:
         """The exact expectation with 99 random distractors."""
-        if len(self.texts) < 100:
-            return self.missing("fewer than 100 images", *keys)
+        if (len(self.texts) if self.concepts is None else max(self.concepts) + 1) < 100:
+            return self.missing(f"fewer than 100 {'images' if self.concepts is None else 'concepts'}", *keys)
         ranks = self._image_ranks if protocol == "expected" else None
         self._recalls(keys, self.image_features, num_distractors=99, protocol=protocol, pool_ranks=ranks)
 
     def set_block_recalls(self, keys: Sequence[str]) -> None:
         """Among the 100 images of the caption's block: consecutive blocks, of which an incomplete last one is dropped."""
+        if self.concepts is not None:
+            return self.missing("the data have concepts, and blocks are of images", *keys)
         self.set_random_distractors(keys, "blocks")
 
     def set_bag_recalls(self, keys: Sequence[str]) -> None:

@@ -26,7 +26,12 @@ _REMEDY = "Create it again with `captionrl bags`."
 
 
 def candidate_bags(
-    features: Any, bag_size: int, *, block_size: int | None = None, device: str | torch.device | None = None
+    features: Any,
+    bag_size: int,
+    *,
+    block_size: int | None = None,
+    device: str | torch.device | None = None,
+    concepts: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One bag per image: the image and the K - 1 most similar ones (Algorithm 1). Bags overlap.
 
@@ -35,11 +40,13 @@ def candidate_bags(
         bag_size: K, from 2 to N.
         block_size: Images per block of the product, see [`nearest_neighbours`].
         device: Device of the products.
+        concepts: See [`nearest_neighbours`].
     Returns:
         `tuple`: int64 bags of shape `(N, K)`, the query first, and their float32 similarities of shape `(N,)`: the mean
         cosine similarity between the query and the other images.
     """
-    indices, similarities = nearest_neighbours(features, bag_size - 1, block_size=block_size, device=device)
+    settings: dict[str, Any] = {"block_size": block_size, "device": device, "concepts": concepts}
+    indices, similarities = nearest_neighbours(features, bag_size - 1, **settings)
     return torch.cat([torch.arange(len(indices))[:, None], indices], dim=1), similarities.mean(dim=1)
 
 

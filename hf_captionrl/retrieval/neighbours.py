@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.ranking import default_block_size, unit_rows
+from hf_captionrl.retrieval.ranking import best_of_concepts, default_block_size, unit_rows
 
 # Columns per group; only groups with large maxima are searched. A plain top-200 of 118,000 columns takes a sixth of the
 # time of the product.
@@ -54,6 +54,7 @@ def nearest_neighbours(
     rows: Any = None,
     block_size: int | None = None,
     device: str | torch.device | None = None,
+    concepts: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k most similar other images of each image, exact, without building the N x N matrix.
 
@@ -65,19 +66,34 @@ def nearest_neighbours(
         rows (sequence of `Q` integers, *optional*): Only find the neighbours of these images, among all images.
         block_size: Images per block; by default as many as fit into 64 MiB of scores.
         device: Device of the products; by default that of the features.
+        concepts (sequence of `N` integers, *optional*): From [`concept_numbers`]; neighbours are then the nearest image of each other concept.
     Returns:
         `tuple` of two tensors of shape `(N, k)` on the CPU (`(Q, k)` with `rows`): int64 rows of the neighbours, most
         similar first, and their float32 cosine similarities in [-1, 1].
     """
     unit = normalised(features)
-    return rank_rows(unit if device is None else unit.to(device), k, rows=rows, block_size=block_size)
+    unit = unit if device is None else unit.to(device)
+    return rank_rows(unit, k, rows=rows, block_size=block_size, concepts=concepts)
 
 
-def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None = None) -> tuple[Tensor, Tensor]:
+def num_neighbours(count: int, concepts: Sequence[int] | None) -> int:
+    """The largest k of [`nearest_neighbours`]: the number of other images, or other concepts."""
+    return (count if concepts is None else max(concepts) + 1) - 1
+
+
+def rank_rows(
+    unit: Tensor,
+    k: int,
+    *,
+    rows: Any = None,
+    block_size: int | None = None,
+    concepts: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
     """[`nearest_neighbours`] of rows from [`normalised`], on their device."""
-    count = len(unit)
-    if not 1 <= k < count:
-        raise ValueError(f"k is {k}, but each of {count} images has between 1 and {count - 1} neighbours.")
+    count, most = len(unit), num_neighbours(len(unit), concepts)
+    if not 1 <= k <= most:
+        raise ValueError(f"k is {k}, but each of {count} images has between 1 and {most} neighbours.")
+    of_image = None if concepts is None else torch.tensor(concepts, device=unit.device)
     block_size = block_size or default_block_size(count)
     queries = torch.arange(count) if rows is None else torch.as_tensor(rows, dtype=torch.long)
     if queries.ndim != 1 or (len(queries) and not 0 <= int(queries.min()) <= int(queries.max()) < count):
@@ -90,9 +106,22 @@ def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None 
         block = unit[start : start + len(own)] if rows is None else unit[own]
         scores = torch.mm(block, unit.T, out=buffer[: len(own)])  # (block, N); all blocks use the same buffer
         scores[torch.arange(len(own), device=unit.device), own] = -torch.inf
+        if of_image is not None:
+            scores.masked_fill_(~_first_of_concepts(scores, of_image), -torch.inf)
+            scores.masked_fill_(of_image[own][:, None] == of_image, -torch.inf)
         values, found = _top(scores, k)
         indices[start : start + len(own)], similarities[start : start + len(own)] = found.cpu(), values.cpu()
     return indices, similarities.clamp_(-1.0, 1.0)
+
+
+def _first_of_concepts(scores: Tensor, concepts: Tensor) -> Tensor:
+    """Mask `(B, N)` of the best image of each concept, the first of equal ones."""
+    columns = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    is_best = scores == best_of_concepts(scores, concepts)[:, concepts]
+    first = torch.full_like(columns, scores.shape[1]).scatter_reduce_(
+        1, concepts.expand_as(scores), columns.where(is_best, scores.shape[1]), "amin"
+    )
+    return columns == first[:, concepts]
 
 
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

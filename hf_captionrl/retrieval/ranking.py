@@ -167,6 +167,25 @@ def first_rows(images: Tensor, scale: Callable[[Tensor], Tensor] = torch.Tensor.
     return torch.from_numpy(found)
 
 
+# --- Concepts: several images of one thing, of which a caption may retrieve any ----------------------------------------
+
+
+def concept_numbers(concepts: Sequence[Any]) -> list[int] | None:
+    """Number of each image's concept, by first appearance; an image without one (None or "") is its own. None: no concept has two images."""
+    numbers: dict[Any, int] = {}
+    rows = [
+        numbers.setdefault((row,) if concept in (None, "") else concept, len(numbers))
+        for row, concept in enumerate(concepts)
+    ]
+    return rows if len(numbers) < len(rows) else None
+
+
+def best_of_concepts(scores: Tensor, concepts: Tensor) -> Tensor:
+    """Scores `(N, C)` of concepts, those of their best images, from `(N, M)` and the concept of each image `(M,)`."""
+    best = scores.new_full((len(scores), int(concepts.max()) + 1), -torch.inf)
+    return best.scatter_reduce_(1, concepts.expand_as(scores), scores, "amax")
+
+
 # --- Ranks of the targets of captions. Rewards and metrics share this code -------------------------------------------
 
 # Scores per block: 2**24 floats are 64 MiB. The product is as fast as in one piece, but needs less memory.
@@ -239,15 +258,19 @@ def ranks(
     *,
     block_size: int | None = None,
     duplicate_of: Tensor | None = None,
+    concepts: Sequence[int] | None = None,
 ) -> Tensor:
     """`(N,)` rank of each caption's target in the whole pool, on the CPU: 1 = best, ties against the caption.
 
     The product of text `(N, D)` and images `(M, D)`, normalised for cosine similarity, is computed in blocks of captions, by
     default of 64 MiB. `targets` are the image rows of the captions, by default caption i belongs to image i; `duplicate_of`
-    is the result of [`duplicate_images`], if already known.
+    is the result of [`duplicate_images`], if already known. With `concepts`, of [`concept_numbers`], ranks are those of the
+    target's concept among all concepts, each by its best image.
     """
     text, images = _pair(text_features, image_features)
     columns = check_targets(targets, len(text), len(images)).to(text.device)
+    of_image = None if concepts is None else torch.tensor(concepts, device=text.device)  # (M,)
+    columns = columns if of_image is None else of_image[columns]
     block_size = block_size or default_block_size(len(images))
     copies = _copies(images, duplicate_of)
     first = None if copies is None else torch.tensor(copies)
@@ -260,6 +283,9 @@ def ranks(
         out = torch.mm(block, images.T, out=scores[: len(block)])  # (block, M); all blocks use the same buffer
         if first is not None:
             tie_copies(out, first)
+        if of_image is not None:
+            found.append(ranks_from_scores(best_of_concepts(out, of_image), columns[start : start + block_size]))
+            continue
         found.append(ranks_from_scores(out, columns[start : start + block_size], buffer=worse[: len(block)]))
     return torch.cat(found).cpu()
 

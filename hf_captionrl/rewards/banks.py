@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_captionrl.retrieval import NeighbourFile, nearest_neighbours
 from hf_captionrl.retrieval.feature_cache import RowLookup
-from hf_captionrl.retrieval.neighbours import normalised
+from hf_captionrl.retrieval.neighbours import normalised, num_neighbours
 
 _SEED = 0  # of random images: the same on every process and in a resumed run
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
@@ -49,6 +49,7 @@ class ImageBank:
         num_random: int = 0,
     ) -> None:
         self.num_random = num_random
+        self.concepts: Tensor | None = None  # (M,), set by the reward
         self.features = normalised(features, "features of the bank")  # (M, D)
         self.image_ids = list(map(str, image_ids))
         self.signature = signature
@@ -72,6 +73,7 @@ class ImageBank:
         """Move the features to a device; returns this bank."""
         self.features = self.features.to(device)
         self._nearest = None if self._nearest is None else self._nearest.to(device)
+        self.concepts = None if self.concepts is None else self.concepts.to(device)
         return self
 
     def check(self, signature: str, num_features: int, image_ids: Sequence[str]) -> None:
@@ -96,12 +98,18 @@ class ImageBank:
             )
 
     def compare(
-        self, text: Tensor, targets: Tensor, image_ids: Sequence[str], batch_size: int, step: int = 0
+        self,
+        text: Tensor,
+        targets: Tensor,
+        image_ids: Sequence[str],
+        batch_size: int,
+        step: int = 0,
+        concepts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Cosines `(N, 1 + K)` of captions with their target, first, and its distractors, and weights that stand for a batch.
 
-        Shapes: `text` `(N, D)`, `targets` `(B, D)`. `batch_size` is C, the images of a batch, the target included. The weights,
-        for [`retrieval_rewards`], are 1 for the target, 0 for itself and its copies in the bank, and `(C - 1) / number` for each
+        Shapes: `text` `(N, D)`, `targets` `(B, D)`, `concepts` of the targets `(B,)`. `batch_size` is C, the images of a batch, the target included. The weights,
+        for [`retrieval_rewards`], are 1 for the target, 0 for itself, its copies and its concept in the bank, and `(C - 1) / number` for each
         of its distractors.
         """
         group_size = len(text) // len(targets)
@@ -123,6 +131,8 @@ class ImageBank:
             cosines = torch.einsum("bgd,bkd->bgk", grouped, images).flatten(0, 1)  # (N, K)
             far = (images - targets[:, None]).abs().amax(2) > _COPY
         is_distractor = far & (columns != itself[:, None])  # (B, K)
+        if concepts is not None and self.concepts is not None:
+            is_distractor &= self.concepts[columns] != concepts[:, None]
         number = is_distractor.sum(1, keepdim=True)  # (B, 1)
         if not number.all():
             alone = image_ids[int((number == 0).nonzero()[0, 0])]
@@ -151,9 +161,10 @@ def training_bank(
     bank_images: str,
     bank_size: int,
     num_hard: int,
+    concepts: Sequence[int] | None = None,
 ) -> ImageBank:
     """A bank of `bank_size` training images: random ones for all targets, or for each its nearest, or `num_hard` nearest and others."""
-    others = len(image_ids) - 1
+    others = num_neighbours(len(image_ids), concepts)
     most = len(image_ids) if bank_images == "random" else others
     if bank_size > most:
         raise ValueError(
@@ -166,5 +177,7 @@ def training_bank(
     drawn = bank_size - number
     if drawn < 0:
         raise ValueError(f"num_hard_distractors is {number}, but bank_size {bank_size}. Use at most bank_size.")
-    neighbours = NeighbourFile(*nearest_neighbours(features, number), list(image_ids), signature, "image")
+    neighbours = NeighbourFile(
+        *nearest_neighbours(features, number, concepts=concepts), list(image_ids), signature, "image"
+    )
     return ImageBank(features, image_ids, signature, neighbours, drawn)

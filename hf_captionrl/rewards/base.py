@@ -44,6 +44,7 @@ class RewardData:
         max_completion_length (`int`, *optional*): Longest caption in the policy's tokens, the end token included.
         has_bags (`bool`): Whether batches consist of bags.
         columns (`Sequence[str]`): Names of the columns of the training data.
+        concepts (`Sequence[int]`, *optional*): Concept of each training image, of [`concept_numbers`].
         decode (`Callable`, *optional*): From ids and mask, both `(N, T)`, to captions; None in a trainer whose loss has one
             advantage per caption.
     """
@@ -58,6 +59,7 @@ class RewardData:
     max_completion_length: int | None = None
     has_bags: bool = False
     columns: Sequence[str] = ()
+    concepts: Sequence[int] | None = None
     decode: Callable[[Tensor, Tensor], list[str]] | None = None
 
 

@@ -1,7 +1,7 @@
 """The self-retrieval reward: within the batch, or with a bank of distractors, also as a function with TRL's signature.
 
 Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, M images of a bank,
-D features.
+P images of a concept, D features.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 import hf_captionrl.retrieval as retrieval  # banks and named scorers are imported at their first use
 from hf_captionrl.retrieval.feature_cache import RowLookup
@@ -122,6 +123,9 @@ class SelfRetrieval(RetrievalOptions, Reward):
     rewarded: `log_prob` is `log [e(target) / (e(target) + (C - 1) / M sum_m e(m))]` with `e = exp(scale * s)`, C images per
     batch and M images of the bank. If the bank is random, the sum has the mean of that over the C - 1 distractors of a random batch.
 
+    Where several training images show one concept (a column `concept` of the data), these are no distractors of each other, and the
+    reward is the mean of the rewards with each of them as the target: words that fit only one of them do not pay.
+
     Args:
         scorer (`Scorer` or `str`, *optional*): The scorer or its name, or several of them; None for the trainer's.
         bank ([`ImageBank`] or a list of them, *optional*): For `distractor_scope="bank"`, one per scorer; None makes it of
@@ -146,6 +150,8 @@ class SelfRetrieval(RetrievalOptions, Reward):
         self._given_banks: list[ImageBank] = _listed(self.bank)
         self._features: list[Tensor] = []
         self._banks: list[ImageBank] = []
+        self._concepts: Tensor | None = None  # (num_images,)
+        self._members: list[list[int]] = []  # training images of each concept
         self.scale: float | None = None  # factor on the cosines; None for the scorer's
         if self.similarity_scale != "code":
             try:
@@ -184,10 +190,14 @@ class SelfRetrieval(RetrievalOptions, Reward):
                 f"max_completion_length is {data.max_completion_length}, and the scorer reads {reads} tokens. Lower it to {reads}, or "
                 "use allow_truncation_captions=True."
             )
-        self.prepare_images(data.image_ids, data.image_features, data.device)
+        self.prepare_images(data.image_ids, data.image_features, data.device, data.concepts)
 
     def prepare_images(
-        self, image_ids: Sequence[str], image_features: Callable[[Any], Tensor], device: torch.device
+        self,
+        image_ids: Sequence[str],
+        image_features: Callable[[Any], Tensor],
+        device: torch.device,
+        concepts: Sequence[int] | None = None,
     ) -> None:
         """Keep the features of all images `(num_images, D)`, for the loaded scorers, which are moved to the device."""
         for scorer in self.scorers:
@@ -196,19 +206,28 @@ class SelfRetrieval(RetrievalOptions, Reward):
         self._features = [image_features(scorer).to(device) for scorer in self.scorers]  # (num_images, D)
         if any(len(features) != len(image_ids) for features in self._features):
             raise ValueError(f"Features of {list(map(len, self._features))} images for {len(image_ids)} images.")
+        if concepts is not None:
+            self._concepts = torch.tensor(concepts, device=device)
+            self._members = [[] for _ in range(max(concepts) + 1)]
+            for row, concept in enumerate(concepts):
+                self._members[concept].append(row)
         if self.distractor_scope != "bank":
             return
         banks = self._given_banks
         if self.bank is None:
             from hf_captionrl.rewards.banks import training_bank
 
-            settings = (self.bank_images, self.bank_size, self.num_hard_distractors)
+            settings = (self.bank_images, self.bank_size, self.num_hard_distractors, concepts)
             pairs = zip(self.scorers, self._features, strict=True)
             banks = [training_bank(features, image_ids, scorer.signature, *settings) for scorer, features in pairs]
         if len(banks) != len(self.scorers):
             raise ValueError(f"There are {len(banks)} banks for {len(self.scorers)} scorers. Pass one per scorer.")
         for bank, scorer, features in zip(banks, self.scorers, self._features, strict=True):
             bank.check(scorer.signature, features.size(1), image_ids)
+        if concepts is not None:
+            concept_of = dict(zip(image_ids, concepts, strict=True))
+            for bank in banks:
+                bank.concepts = torch.tensor([concept_of.get(image_id, -1) for image_id in bank.image_ids])
         self._banks = [bank.to(device) for bank in banks]
 
     def __call__(self, context: RewardContext) -> Tensor:
@@ -234,9 +253,22 @@ class SelfRetrieval(RetrievalOptions, Reward):
         text = scorer.text_features(context.captions).to(images.device, torch.float32)  # (N, D)
         similarity = text @ images.T  # (N, C)
         columns = positions.repeat_interleave(context.group_size)  # (N,) of the targets
+        alike = of_concept = None
+        if self._concepts is not None:
+            of_images = self._concepts[context.candidates.to(features.device)]  # (C,)
+            of_targets = of_images[positions]  # (B,)
+            alike = of_targets[:, None] == of_images  # (B, C)
+            alike.scatter_(1, positions[:, None], False)
+            similarity.masked_fill_(alike.repeat_interleave(context.group_size, dim=0), -math.inf)
+            of_concept = self._of_concept(text, features, of_targets)  # (N, P)
         if log:
             if len(images) > 1:
-                context.ranks = ranks_from_scores(similarity, columns)
+                best = similarity
+                if of_concept is not None:
+                    best = similarity.scatter(
+                        1, columns[:, None], of_concept.nan_to_num(-math.inf).amax(1, keepdim=True)
+                    )
+                context.ranks = ranks_from_scores(best, columns)
                 context.statistics["recall_at_1"] = (context.ranks == 1).tolist()
             truncated = scorer.count_truncated(context.captions) / max(len(context.captions), 1)
             context.statistics["completions/truncated_by_scorer"] = [truncated]  # processes have as many captions
@@ -244,17 +276,34 @@ class SelfRetrieval(RetrievalOptions, Reward):
         if self.distractor_scope == "bank":
             bank = self._banks[member]
             similarity, weights = bank.compare(
-                text, images[positions], context.image_ids, self.bank_batch_size, context.step
+                *(text, images[positions], context.image_ids, self.bank_batch_size, context.step),
+                None if self._concepts is None else of_targets,
             )
         elif self.distractor_scope != "batch":
-            compared = self._compared(images, positions, context.bag_size)  # (B, K)
+            compared = self._compared(images, positions, context.bag_size, alike)  # (B, K)
             similarity = similarity.gather(1, compared.repeat_interleave(context.group_size, dim=0))
         if self.distractor_scope != "batch":
             columns = torch.zeros_like(columns)
-        return retrieval_rewards(similarity, columns, self.reward_kind, scale, weights)
+        if of_concept is None:
+            return retrieval_rewards(similarity, columns, self.reward_kind, scale, weights)
+        each = [
+            retrieval_rewards(
+                similarity.scatter(1, columns[:, None], of_target[:, None]), columns, self.reward_kind, scale, weights
+            )
+            for of_target in of_concept.T
+        ]
+        return torch.stack(each, dim=1).masked_fill(of_concept.isnan(), math.nan).nanmean(1)
 
-    def _compared(self, images: Tensor, positions: Tensor, bag_size: int) -> Tensor:
-        """Candidates `(B, K)` of each image, the target first, for the scopes 'bag' and 'hard'."""
+    def _of_concept(self, text: Tensor, features: Tensor, concepts: Tensor) -> Tensor:
+        """Cosines `(N, P)` of captions with all training images of their concept, of `concepts` `(B,)`; NaN where it has fewer than P."""
+        rows = [torch.tensor(self._members[concept]) for concept in concepts.tolist()]
+        padded = pad_sequence(rows, batch_first=True, padding_value=-1).to(features.device)  # (B, P)
+        images = features[padded.clamp(min=0)].float()  # (B, P, D)
+        cosines = text.view(len(rows), -1, text.size(1)) @ images.transpose(1, 2)  # (B, G, P)
+        return cosines.masked_fill((padded < 0)[:, None], math.nan).flatten(0, 1)
+
+    def _compared(self, images: Tensor, positions: Tensor, bag_size: int, alike: Tensor | None) -> Tensor:
+        """Candidates `(B, K)` of each image, the target first, for the scopes 'bag' and 'hard'; `alike` `(B, C)`: others of its concept."""
         itself = positions[:, None]  # (B, 1)
         if self.distractor_scope == "bag":
             if not bag_size or len(images) % bag_size:
@@ -265,9 +314,11 @@ class SelfRetrieval(RetrievalOptions, Reward):
             steps = torch.arange(1, bag_size, device=positions.device)
             others = start + (itself - start + steps) % bag_size
         else:
-            alike = images[positions] @ images.T  # (B, C)
-            alike.scatter_(1, itself, -math.inf)  # the target is excluded by its column, never by its value
-            others = alike.topk(min(self.num_hard_distractors, images.size(0) - 1), dim=1).indices
+            cosines = images[positions] @ images.T  # (B, C)
+            cosines.scatter_(1, itself, -math.inf)  # the target is excluded by its column, never by its value
+            if alike is not None:
+                cosines.masked_fill_(alike, -math.inf)
+            others = cosines.topk(min(self.num_hard_distractors, images.size(0) - 1), dim=1).indices
         return torch.cat([itself, others], dim=1)
 
     def undefined(self, context: RewardContext) -> float:

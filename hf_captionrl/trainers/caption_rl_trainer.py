@@ -27,7 +27,7 @@ from hf_captionrl.captioners.captioner import Captioner, Completions, split_gree
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.data import training_rows
 from hf_captionrl.data.bag_curriculum import BagCurriculumSampler, parse_bag_schedule
-from hf_captionrl.data.columns import caption_column, id_column
+from hf_captionrl.data.columns import caption_column, concept_column, id_column
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
 from hf_captionrl.losses.policy_gradient import LossType, loss_normalizer
 from hf_captionrl.rewards import (
@@ -332,7 +332,8 @@ class RewardedImages:
     def data(self, **settings: Any) -> RewardData:
         """What rewards read before the first step."""
         columns, device = self.images.column_names, self.accelerator.device
-        return RewardData(self.image_ids, self.references, device=device, columns=columns, **settings)
+        settings |= {"device": device, "columns": columns, "concepts": concept_column(self.images)}
+        return RewardData(self.image_ids, self.references, **settings)
 
     def context(self, rows: Tensor, completions: Completions, bag_size: int, **settings: Any) -> RewardContext:
         """What rewards see of a rollout of rows `(B,)`, with the images of all processes as candidates."""

@@ -46,7 +46,7 @@ from hf_captionrl.captioners.pipeline import (
     vision_tower_features,
 )
 from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_pixels, evaluation_rows, frames_of, training_rows
-from hf_captionrl.data.columns import caption_column
+from hf_captionrl.data.columns import caption_column, concept_column
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
@@ -523,7 +523,7 @@ class CaptionTrainer(ExactResumeTrainer):
         return None if features is None else [features[i] for i in rows]
 
     def _describe(self, dataset: datasets.Dataset, captions: list[str]) -> tuple[dict[str, float], Any]:
-        statistics = caption_metrics.caption_statistics(captions)
+        statistics, concepts = caption_metrics.caption_statistics(captions), concept_column(dataset)
         metrics = {name: float(statistics[name]) for name in ("length", "lexical_diversity")}
         ranks = None
         for prefix, scorer in (("reward_", self.selecting_scorer), ("", self.scorer)):
@@ -531,11 +531,11 @@ class CaptionTrainer(ExactResumeTrainer):
                 continue
             text = torch.as_tensor(scorer.text_features(captions)).cpu()  # where the cached features of the images are
             images = self.scorer_image_features(scorer, dataset)
-            pool = caption_metrics.self_retrieval(text, images)
+            pool = caption_metrics.self_retrieval(text, images, concepts=concepts)
             ranks = pool["ranks"]  # the last ones are those of the trainer's scorer
             metrics |= {prefix + k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
-            if len(captions) >= 100:
-                random = caption_metrics.self_retrieval(text, images, num_distractors=99)
+            if pool["pool_size"] >= 100:
+                random = caption_metrics.self_retrieval(text, images, num_distractors=99, concepts=concepts)
                 metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])
         return metrics, ranks
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from hf_captionrl.data.columns import concept_column
 from hf_captionrl.retrieval.ranking import distractor_recall
 from hf_captionrl.trainers.checkpoints import rows_per_step
 
@@ -92,7 +93,9 @@ class DoseCallback(TrainerCallback):
     def _scores(self, state: TrainerState) -> list[tuple[int, Tensor]]:
         """Steps and `(N,)` R@1 among 100 of each image at the evaluations of a run, the start's first."""
         entries = [entry for entry in state.log_history if _RANKS in entry]
-        return [(e["step"], distractor_recall(torch.tensor(e[_RANKS]), len(e[_RANKS]))) for e in entries]
+        concepts = concept_column(self.trainer.eval_dataset)
+        number = len(self.trainer.eval_dataset) if concepts is None else max(concepts) + 1
+        return [(e["step"], distractor_recall(torch.tensor(e[_RANKS]), number)) for e in entries]
 
     def compare_with_start(self, step: int) -> dict[str, Any]:
         """Compare the checkpoint of a step with the start, and load the start unless the gain is significant.

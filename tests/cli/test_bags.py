@@ -95,3 +95,14 @@ def test_the_command_replaces_its_own_files(cache, tmp_path):
             assert bags(cache, tmp_path / name, "--mode", mode, *size, images=40) == 0
     assert load_bags(tmp_path / "bags.json").kind == "truematch"
     assert load_neighbours(tmp_path / "n.safetensors").indices.shape == (40, 6)
+
+
+def test_bags_hold_one_image_of_a_concept(cache, tmp_path):
+    """The embedded look-alikes as one thing: every bag then has images of other bags."""
+    file = tmp_path / "bags.json"
+    bags(cache, file, "--bag_sizes", "3", "--concept_column", "bag_id")
+    rows = load_scenes()["test"].select(range(120))
+    thing = dict(zip(rows["image_id"], rows["bag_id"], strict=True))
+    found = load_bags(file).bags
+    assert found
+    assert all(len({thing[image] or image for image in bag}) == 3 for bag in found)

@@ -21,7 +21,7 @@ from hf_captionrl.data import (
     load_captions,
     open_image,
 )
-from hf_captionrl.data.columns import undecoded
+from hf_captionrl.data.columns import concept_column, undecoded
 from hf_captionrl.data.loading import hash_split
 from tests.data.photos import captions, embedded, make_folder, png
 
@@ -452,6 +452,25 @@ def test_hash_split_is_exact_stable_and_independent_of_order(tmp_path):
     assert {name: set(part["image_id"]) for name, part in hash_split(ds, shares, seed=1).items()} != ids
     # The same on every machine.
     assert sorted(ids["test"]) == [f"id-{n}" for n in (100, 121, 126, 131, 172, 36, 49, 52, 6, 75)]
+
+
+def test_concepts_of_a_column_and_of_folders_stay_in_one_split(tmp_path, caplog):
+    names = [f"sku{n // 4}/{n % 4}.png" for n in range(40)]
+    folders = load(bare(tmp_path / "shop", *names, "alone.png", "alone too.png"), concept_column="folder")
+    rows = [{"sku": n // 4, "image_id": str(n)} for n in range(40)]
+    table = datasets.Dataset.from_list(
+        [row | {"image": {"bytes": png(n)}, "captions": ["a"]} for n, row in enumerate(rows)]
+    )
+    data = load_captions(table, concept_column="sku")
+    assert concept_column(data) == [n // 4 for n in range(40)]
+    assert concept_column(load_captions(table)) is None
+    assert concept_column(folders) == [0, 1, *(2 + n // 4 for n in range(40))], "images outside a folder are concepts"
+    parts = hash_split(data, {"train": 0.7, "validation": 0.1, "test": 0.2})
+    skus = {name: set(part["sku"]) for name, part in parts.items()}
+    assert sorted(len(part) for part in parts.values()) == [4, 8, 28]
+    assert sum(map(len, skus.values())) == len(set.union(*skus.values())) == 10
+    with pytest.raises(ValueError, match="concept_column"):
+        load_captions(table, concept_column="SKU")
 
 
 def test_small_sets_get_an_image_in_every_split():

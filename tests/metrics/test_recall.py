@@ -117,3 +117,31 @@ def test_recall_at_more_than_the_pool_is_1(options):
     found = self_retrieval(features(6, 0), features(6, 1), ks=(1, 2**31 - 1), num_bootstrap=0, **options)
     assert found["recall_at_1"] < 1
     assert found[f"recall_at_{2**31 - 1}"] == 1
+
+
+def test_a_caption_retrieves_any_image_of_its_concept_among_other_concepts():
+    text, images, things = features(30, 0), features(30, 1), [row % 7 if row < 20 else None for row in range(30)]
+    numbers = [thing if thing is not None else row for row, thing in enumerate(things)]
+    unit_text, unit_images = (x / x.norm(dim=1, keepdim=True) for x in (text.double(), images.double()))
+    scores, expected = (unit_text @ unit_images.T).tolist(), []
+    for row, line in enumerate(scores):
+        best = {number: max(s for s, n in zip(line, numbers, strict=True) if n == number) for number in numbers}
+        target = best.pop(numbers[row])
+        expected.append(1 + sum(score >= target for score in best.values()))
+    result = self_retrieval(text, images, concepts=things)
+    assert result["ranks"].tolist() == expected
+    assert result["pool_size"] == len(set(numbers)) == 17
+    assert result["groups"].tolist()[:8] == [0, 1, 2, 3, 4, 5, 6, 0]  # intervals are over concepts
+    among = self_retrieval(text, images, concepts=things, num_distractors=9)["recall_at_1"]
+    assert among == pytest.approx(np.mean([math.comb(17 - r, 9) / math.comb(16, 9) for r in expected]))
+    single = self_retrieval(text, images, concepts=range(100, 130))
+    assert single["ranks"].tolist() == plain_ranks(text, images, range(30)) != expected
+    assert single["signature"] == self_retrieval(text, images)["signature"] != result["signature"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"concepts": [0, 1]}, {"bags": [[0, 2]]}, {"duplicates": "merge"}, {"sets": [[0, 1]] * 4}]
+)
+def test_what_concepts_cannot_do(options):
+    with pytest.raises(ValueError, match="concept"):
+        self_retrieval(features(4, 0), features(4, 1), **{"concepts": [0, 1, 0, 2], "targets": range(4), **options})

@@ -42,6 +42,19 @@ def test_neighbours_equal_a_plain_loop(block_size):
     assert similarities.dtype == torch.float32
 
 
+def test_neighbours_are_the_nearest_image_of_each_other_concept():
+    features, concepts = np.array(clustered(60)), [row // 3 for row in range(60)]
+    features[1] = features[0]
+    indices, _ = nearest_neighbours(features, 12, concepts=concepts)
+    expected = []
+    for i, row in enumerate(plain_neighbours(features, 59)):
+        first = {concepts[j]: j for j, _ in reversed(row) if concepts[j] != concepts[i]}
+        expected.append([j for j, _ in row if first.get(concepts[j]) == j][:12])
+    assert indices.tolist() == expected != nearest_neighbours(features, 12)[0].tolist()
+    with pytest.raises(ValueError, match="between 1 and 19"):
+        nearest_neighbours(features, 20, concepts=concepts)
+
+
 @pytest.mark.parametrize(("count", "k"), [(30, 8), (1000, 3)])
 def test_ties_are_in_the_order_of_the_rows(count, k):
     # Unit vectors along axes: every cosine is exactly 0 or 1. With many more images than k, groups are searched.

@@ -382,3 +382,54 @@ def test_data_and_rollouts_that_are_refused(rollouts):
             call()
     data.max_completion_length = reads
     SelfRetrieval(scorer).prepare(data)
+
+
+CONCEPTS = [0, 0, 1, 2, 2, 3, 2, 4]  # of the eight training images: 3, 4 and 6 show one thing, 0 and 1 another
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope"),
+    [("log_prob", "batch"), ("accuracy", "batch"), ("cosine", "batch"), ("log_prob", "bag"), ("log_prob", "hard")],
+)
+def test_images_of_one_concept_are_targets_of_each_other(rollouts, kind, scope):
+    """The mean over all training images of the concept, also those outside the batch, and none of them is a distractor."""
+    scorer, captions = world()
+    reward = SelfRetrieval(scorer, reward_kind=kind, distractor_scope=scope, num_hard_distractors=2)
+    reward.prepare(rollouts.data([["a"]] * 8, has_bags=True, concepts=CONCEPTS))
+    context = rollouts.context(captions, ROWS, bag_size=3)
+    values, expected, hits = reward(context), [], []
+    for n, caption in enumerate(captions):
+        position, target = n // G, ROWS[n // G]
+        members = [row for row in range(8) if CONCEPTS[row] == CONCEPTS[target]]
+        others = [row for row in ROWS if row not in members]
+        if scope == "bag":
+            others = [row for row in (ROWS[:3] if position < 3 else ROWS[3:]) if row not in members]
+        elif scope == "hard":
+            others = sorted(others, key=lambda r: -float(scorer.images[target] @ scorer.images[r]))[:2]
+        each = [plain(scorer, caption, row, [row, *others], kind) for row in members]
+        expected.append(sum(each) / len(each))
+        others = [row for row in ROWS if row not in members]
+        hits.append(max(plain(scorer, caption, row, [row, *others], "accuracy") for row in members))
+    assert values.tolist() == close(expected, dtype="float32")
+    assert context.statistics["recall_at_1"] == hits
+    without = ready(rollouts, scorer, reward_kind=kind, distractor_scope=scope, num_hard_distractors=2, bags=True)
+    assert values.tolist() != close(without(rollouts.context(captions, ROWS, bag_size=3)).tolist(), dtype="float32")
+
+
+@pytest.mark.parametrize("images", ["random", "nearest"])
+def test_a_bank_has_no_distractors_of_the_targets_concept(rollouts, images):
+    scorer, captions = world()
+    size = 8 if images == "random" else 4  # of the others, 4 concepts
+    reward = SelfRetrieval(scorer, distractor_scope="bank", bank_images=images, bank_size=size, bank_batch_size=3)
+    reward.prepare(rollouts.data([["a"]] * 8, concepts=CONCEPTS))
+    values, expected = reward(rollouts.context(captions, ROWS)), []
+    for n, caption in enumerate(captions):
+        members = [row for row in range(8) if CONCEPTS[row] == CONCEPTS[ROWS[n // G]]]
+        others = [row for row in range(8) if row not in members]
+        others.sort(key=lambda r: -float(scorer.images[ROWS[n // G]] @ scorer.images[r]))
+        if images == "nearest":  # the nearest image of each other concept
+            others = [row for at, row in enumerate(others) if CONCEPTS[row] not in {CONCEPTS[r] for r in others[:at]}]
+        weights = dict.fromkeys(others, 2 / len(others))
+        each = [weighted(scorer, caption, row, weights) for row in members]
+        expected.append(sum(each) / len(each))
+    assert values.tolist() == close(expected, dtype="float32")

@@ -34,7 +34,7 @@ from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer
-from hf_captionrl.retrieval.ranking import unit_rows
+from hf_captionrl.retrieval.ranking import concept_numbers, unit_rows
 from hf_captionrl.utils.io import atomic_write_text, csv_cell, write_jsonl
 from hf_captionrl.utils.parts import seed_of_batch
 
@@ -174,6 +174,7 @@ def describe_album(
     cache: FeatureCache | None = None,
     skip_unreadable: bool = False,
     edited: Mapping[int, str] | None = None,
+    concepts: Sequence[Any] | None = None,
     **changes: Any,
 ) -> Album:
     """Caption every image of a set so that its caption is true of it and of no other image.
@@ -197,6 +198,8 @@ def describe_album(
         cache ([`FeatureCache`], *optional*): Image features of an earlier run.
         skip_unreadable: Whether images that cannot be read are listed in the result instead of raising an `ImageError`.
         edited: Captions that a person has edited, by row of the album: they stay as they are.
+        concepts: What each image shows, such as a product number: its images share one caption, which is chosen from the candidates of all
+            of them and compared with their mean features.
         changes: Fields of [`AlbumSettings`] as keyword arguments, if `settings` is not passed.
 
     Returns:
@@ -223,10 +226,10 @@ def describe_album(
         [edited[row]] if row in edited else [one] if isinstance(one, str) else one for row, one in enumerate(texts)
     )
     existing = [[text for text in one if text.strip()] for one in lists]
-    compared = ComparedImages(images, scorer, cache, settings.batch_size, skip_unreadable)
+    compared = ComparedImages(images, scorer, cache, settings.batch_size, skip_unreadable, concepts)
     rows, leader_of = compared.rows, compared.leader_of
 
-    # The existing captions of each leader and of its copies, and which leaders need candidates.
+    # The existing captions of each leader and of its copies, and which images need candidates.
     old: list[list[str]] = [[] for _ in rows]
     for row, leader in leader_of.items():
         old[leader] += existing[row]
@@ -234,18 +237,20 @@ def describe_album(
     old = [[by_person[at]] if at in by_person else list(dict.fromkeys(texts)) for at, texts in enumerate(old)]
     is_fixed = [bool(texts) and (settings.prefer_existing or at in by_person) for at, texts in enumerate(old)]
     candidates = [texts[:1] if fixed else texts for texts, fixed in zip(old, is_fixed, strict=True)]
-    places = [] if captioner is None else [at for at, fixed in enumerate(is_fixed) if not fixed]
+    places = [] if captioner is None else [place for place in compared.different if not is_fixed[place[0]]]
+    generated: list[list[str]] = [[] for _ in rows]
     for start in tqdm.trange(0, len(places), settings.batch_size, desc="captioning", unit=" batches", disable=None):
         batch = places[start : start + settings.batch_size]
-        chosen = [rows[at] for at in batch]
+        chosen = [row for _, row, _ in batch]
         if isinstance(captioner, Captioner):
             new = generate_candidates(captioner, images, chosen, ids, settings)
         else:
             assert captioner is not None
-            new = captioner(chosen, [compared.keys[at] for at in batch])
-        for at, written in zip(batch, new, strict=True):
-            candidates[at] = list(dict.fromkeys([*written, *old[at]]))
-    candidates = [texts or [""] for texts in candidates]
+            new = captioner(chosen, [key for _, _, key in batch])
+        for (at, _, _), written in zip(batch, new, strict=True):
+            generated[at] += written
+    pairs = zip(generated, candidates, strict=True)
+    candidates = [list(dict.fromkeys([*new, *texts])) or [""] for new, texts in pairs]
 
     shared: dict[str, tuple[str, ...]] = {}
     if settings.drop_shared:
@@ -271,7 +276,7 @@ def describe_album(
             captions_of[row] = worded(row, first)
         else:
             captions_of[row] = choice[leader]
-    facts, first_of = compared.facts(captions_of, settings), {row: rows[at] for row, at in leader_of.items()}
+    facts, first_of = compared.facts(captions_of, settings), compared.first_of
     made = [
         AlbumImage(
             image_id,
@@ -287,7 +292,7 @@ def describe_album(
 
 
 class ComparedImages:
-    """The readable images of an album, of which equal ones share a leader, and what a scorer says about captions of them.
+    """The readable images of an album, of which equal ones and those of one concept share a leader, and what a scorer says about captions.
 
     Without a scorer, the images are not opened, and the first caption of each is as good as any.
     """
@@ -299,22 +304,37 @@ class ComparedImages:
         cache: FeatureCache | None,
         batch_size: int,
         skip_unreadable: bool,
+        concepts: Sequence[Any] | None = None,
     ) -> None:
         self.scorer = scorer
         self.unreadable: dict[int, str] = {}
-        if scorer is None:
-            self.rows, self.keys = list(range(len(images))), [""] * len(images)
-            self.leader_of = {row: row for row in self.rows}
-            return
-        unreadable = self.unreadable if skip_unreadable else None
-        facts = read_images(images, scorer, cache=cache, batch_size=batch_size, unreadable=unreadable)
-        first_of: dict[str, int] = {}
-        lead = np.array([first_of.setdefault(key, at) for at, key in enumerate(facts.keys)])
+        numbers = None if concepts is None else concept_numbers(concepts)
+        readable, keys = (
+            list(range(len(images))),
+            list(map(str, range(len(images)))),
+        )  # keys: of pixels, if they are read
+        if scorer is not None:
+            unreadable = self.unreadable if skip_unreadable else None
+            facts = read_images(images, scorer, cache=cache, batch_size=batch_size, unreadable=unreadable)
+            readable, keys = facts.rows, facts.keys
+        first_row: dict[Any, int] = {}
+        self.first_of = {row: first_row.setdefault(key, row) for row, key in zip(readable, keys, strict=True)}
+        things: Sequence[Any] = keys if numbers is None else [numbers[row] for row in readable]
+        first_at: dict[Any, int] = {}
+        lead = np.array([first_at.setdefault(thing, at) for at, thing in enumerate(things)])
         leaders, leader_of = np.unique(lead, return_inverse=True)  # positions among the readable images
-        self.rows = [facts.rows[at] for at in leaders.tolist()]  # album rows of the leaders
-        self.keys = [facts.keys[at] for at in leaders.tolist()]
-        self.leader_of = dict(zip(facts.rows, leader_of.tolist(), strict=True))  # by album row, a number below L
+        self.rows = [readable[at] for at in leaders.tolist()]  # album rows of the leaders
+        self.leader_of = dict(zip(readable, leader_of.tolist(), strict=True))  # by album row, a number below L
+        different = {(self.leader_of[row], key): row for row, key in reversed([*zip(readable, keys, strict=True)])}
+        self.different = sorted((at, row, key) for (at, key), row in different.items())
+        """Leader, first row and key of images with different pixels."""
+        if scorer is None:
+            return
         self.image_features = facts.features[torch.from_numpy(leaders)]  # (L, D)
+        if numbers is not None:
+            unit = unit_rows(facts.features)
+            self.image_features = unit.new_zeros(len(leaders), unit.size(1))
+            self.image_features.index_add_(0, torch.from_numpy(leader_of), unit)
 
     def text_features(self, captions: Sequence[str]) -> Features:
         texts, scorer = spoken(captions), self.scorer

@@ -43,6 +43,7 @@ from hf_captionrl.utils.model_files import PREFIX, model_path
 def run(options: AlbumOptions) -> None:
     check_options(options)
     settings = {name: getattr(options, name) for name in ("split", "image_root") if getattr(options, name)}
+    settings |= {"concept_column": options.by_concept} if options.by_concept else {}
     source = load_album_source(options.images, text_files=options.captions is None, **settings)
     if options.max_images is not None:
         source = source.first(options.max_images)
@@ -143,7 +144,7 @@ def describe_source(
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in ids]
     album: dict[str, Any] = {"captions": source.captions, "image_ids": ids, "groups": groups, "settings": options}
-    album |= {"cache": cache, "skip_unreadable": True, "edited": edited}
+    album |= {"cache": cache, "skip_unreadable": True, "edited": edited, "concepts": source.concepts}
     if options.model is None:
         return describe_album(images, None, scorer, **album), {}
     captioner: Any

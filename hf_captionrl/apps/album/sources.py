@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.data import ImageError, choose_split, open_image
-from hf_captionrl.data.columns import caption_column, undecoded
+from hf_captionrl.data.columns import caption_column, id_column, undecoded
 from hf_captionrl.data.images import paths_without_bytes
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
@@ -39,6 +39,7 @@ class AlbumSource:
     captions: list[list[str]] = field(default_factory=list)  # existing captions per image, perhaps none
     paths: list[str | None] = field(default_factory=list)  # files of the images; None for images that are not files
     root: Path | None = None  # folder that relative paths start from, if there is one
+    concepts: list[Any] | None = None  # what each image shows; images of one concept share a caption
 
     def __post_init__(self) -> None:
         number = len(self.images)
@@ -54,7 +55,8 @@ class AlbumSource:
         """The first images."""
         rows = range(min(number, len(self.images)))
         kept = (self.image_ids[:number], self.captions[:number], self.paths[:number])
-        return AlbumSource(ChosenImages(self.images, rows), *kept, self.root)
+        concepts = None if self.concepts is None else self.concepts[:number]
+        return AlbumSource(ChosenImages(self.images, rows), *kept, self.root, concepts)
 
 
 def read_regular(path: Path) -> bytes | None:
@@ -109,7 +111,8 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
         files = [file if file and os.path.isfile(file) else None for file in listed]
         root = path if path.is_dir() else Path(source.get("image_root") or path.parent)
     captions = [[text for text in texts if text and text.strip()] for texts in caption_column(rows)]
-    return AlbumSource(column["image"], [str(image_id) for image_id in rows["image_id"][:]], captions, files, root)
+    concepts = rows["concept"][:] if "concept" in rows.column_names else None
+    return AlbumSource(column["image"], id_column(rows), captions, files, root, concepts)
 
 
 def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list[list[str]]:

@@ -28,11 +28,11 @@ from hf_captionrl.apps.experiments.report import (
     plan_runs,
     prepare,
 )
-from hf_captionrl.data.columns import id_column
+from hf_captionrl.data.columns import concept_column, id_column
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.evaluation.similarity import similarity_features
 from hf_captionrl.retrieval.bags import load_neighbours
-from hf_captionrl.retrieval.neighbours import nearest_neighbours
+from hf_captionrl.retrieval.neighbours import nearest_neighbours, num_neighbours
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
 from hf_captionrl.trainers.self_retrieval_trainer import parse_weighted_reward
@@ -157,7 +157,9 @@ def compare(arguments: tuple[Any, ...]) -> Path:
             features = similarity_features(  # type: ignore[arg-type]
                 train, scorer, bag_args.bag_features, cache_dir=config.feature_cache_dir
             )
-            neighbours, _ = nearest_neighbours(features, min(NUM_NEIGHBOURS, len(train) - 1))
+            concepts = concept_column(train)
+            number = min(NUM_NEIGHBOURS, num_neighbours(len(train), concepts))
+            neighbours, _ = nearest_neighbours(features, number, concepts=concepts)
 
     def make(run: SelfRetrievalRecipeConfig) -> SelfRetrievalTrainer:
         return SelfRetrievalTrainer(

@@ -352,6 +352,7 @@ duplicates: `"count"`: images with equal features compete with each other; `"mer
 num_bootstrap (`int`), confidence (`float`): 0 gives no intervals; confidence of the intervals.
 block_size (`int`): Captions ranked at once.
 pool_ranks (`list[int]`, N): Ranks in the whole pool, if known.
+concepts (list of M values): What each image shows; a caption retrieves any image of its concept among other concepts.
 """,
         returns=f"""\
 recall_at_1, recall_at_5, recall_at_10 (`float` in [0, 1], higher is better), each with `_ci` (low, high) and `_ci_method`;

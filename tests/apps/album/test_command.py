@@ -43,6 +43,22 @@ def test_copies_existing_captions_and_unreadable_files(photos, capsys):
     assert json.loads(capsys.readouterr().out)["distinct"] == summary["distinct"] == 1
 
 
+def test_images_of_one_concept_share_a_caption_of_any_of_them(tmp_path, monkeypatch, scenes):
+    monkeypatch.chdir(tmp_path)
+    write_images(scenes[:4], ["one/a.png", "one/b.png", "two/c.png", "two/d.png"])
+    assert album(*MODEL, "--output", "o.jsonl", "--by_concept", "folder") == 0
+    assert album(*MODEL, "--output", "each.jsonl") == 0
+    together, each = rows_of("o.jsonl"), rows_of("each.jsonl")
+    captions = [row["caption"] for row in together]
+    assert captions[0] == captions[1] != captions[2] == captions[3]
+    assert len({row["caption"] for row in each}) == 4
+    assert all(row["distinct"] and row["copy_of"] is None for row in together)
+    candidates = {row["image"].split()[0]: row["captions"] for row in rows_of("o.candidates.jsonl")[1:]}
+    assert captions[0] in candidates["one/a.png"] + candidates["one/b.png"]
+    assert all(row["rank"] in (1, 2) for row in together), "ranks are among two concepts"
+    assert album(*MODEL, "--output", "o.jsonl", "--by_concept", "sku") != 0
+
+
 def test_candidates_are_kept_for_another_choice_and_after_a_kill(photos, monkeypatch):
     captioned, real = [], command.generate_candidates
 
