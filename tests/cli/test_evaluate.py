@@ -364,6 +364,15 @@ def test_images_are_read_if_a_metric_needs_them(folder, capsys):
     assert tables["smile"]["rows"][0]["cider_d_reason"] == "no references (use --references)"
     assert "preferences" not in tables  # photographs have none
     assert "not run: no references, and one file of captions" in Path("outputs/evaluate/comparison.md").read_text()
+    # In a subfolder they show one thing, and do not compete with each other.
+    Path("photos/pig").mkdir()
+    texts = json.loads(Path("c.json").read_text())
+    for name in ("0.png", "3.png"):
+        Path("photos", name).rename(Path("photos/pig", name))
+        texts[f"pig/{name}"] = texts.pop(name)
+    Path("c.json").write_text(json.dumps(texts))
+    assert main([*command, "--no_references", "--concept_column", "folder"]) == 0
+    assert rows_of("outputs/evaluate", "smile")["c"]["pool_recall_at_1"] == 1.0
 
 
 def write_coco(folder, scenes, name):
