@@ -75,6 +75,8 @@ def to_lines(section: str, shape: str, found: Mapping[str, Any]) -> list[str]:
     for name, work in found["works"].items():
         memory = f", {work['peak_bytes'] / 2**20:.0f} MiB" if "peak_bytes" in work else ""
         what = f"{1e3 * work['seconds']['median']:.2f} ms{memory}" if "seconds" in work else str(work)
+        if "operations" in work:
+            what += f", {work['operations'] / 1e9:.1f} GFLOP, {work['share_of_product_rate']:.2f} of the product rate"
         lines.append(f"  {name}: {what}")
     for name, ratio in found["ratios"].items():
         bar = "" if ratio["bar"] is None else f", at least {ratio['bar']:.2f}"

@@ -232,7 +232,7 @@ def rl_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
     works: dict[str, Work] = {which: functools.partial(step, which) for which in STEPS}
     works["the scorer's images, which ours has cached"] = NaiveStep(world).scorer_images
     bars = [("naive", which, BARS.get(name)) for which in STEPS if which != "naive"]
-    return Case(_size(world), works, bars, functools.partial(plan_lengths, world), {"differences": differences})
+    return Case(_size(world), works, bars, functools.partial(plan_lengths, world), {"differences": differences}, True)
 
 
 # --- sampled captions -----------------------------------------------------------------------------------------------

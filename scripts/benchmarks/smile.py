@@ -229,4 +229,4 @@ def step_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
     # Bars are 1, within noise, but for the large batches of ClipCap.
     bars = [("mle", "smile", 1.25 if name == "clipcap" else 1.0), ("mle-tapped", "smile", None)]
     size = f"B {shape.batch_size}, {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M weights"
-    return Case(size, works, bars, draw, {"differences": differences})
+    return Case(size, works, bars, draw, {"differences": differences}, True)

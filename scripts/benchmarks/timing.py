@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 Work = Callable[[], Any]
 
@@ -30,6 +31,8 @@ class Case:
     """Called before each round, untimed: another batch, other lengths."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """How far the works differ, and what was not timed for which reason."""
+    counts_operations: bool = False
+    """Whether the operations of a work, and their share of the machine's matrix products per second, are measured."""
 
 
 class TooSlowError(Exception):
@@ -72,12 +75,25 @@ def _peak_bytes(work: Work) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def product_rate(device: str, side: int = 1024) -> float:
+    """Operations per second of a product of two matrices, in bf16 on a GPU: the fastest of ten."""
+    matrix = torch.randn(side, side, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    return 2 * side**3 / min(_seconds(lambda: matrix @ matrix, device) for _ in range(10))
+
+
+def operations(work: Work) -> int:
+    """Operations of the products and convolutions of a work."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())
+
+
 def measure(
     case: Case, device: str, *, rounds: int, warm_up: int = 1, seed: int = 0, seconds: float = float("inf")
 ) -> dict[str, Any]:
     """Time the works of a case in turn, in a new order every round, with fewer rounds where the time is short.
 
-    Returns under `works` the `seconds` (median and quartiles) of each, on a GPU its `peak_bytes` too; work that fails or does not
+    Returns under `works` the `seconds` (median and quartiles) of each, its `operations` if the case counts them, on a GPU its `peak_bytes`; work that fails or does not
     fit into memory has `failed` or `out_of_memory` instead. `ratios` are taken within a round, so that a busy machine slows both.
     Raises TooSlowError if the seconds do not suffice for a few rounds.
     """
@@ -118,6 +134,10 @@ def measure(
     if device != "cpu":
         for name in case.works.keys() - without.keys():
             works[name]["peak_bytes"] = _peak_bytes(case.works[name])
+    rate = product_rate(device)
+    for name in case.works.keys() - without.keys() if case.counts_operations else ():
+        works[name]["operations"] = operations(case.works[name])
+        works[name]["share_of_product_rate"] = works[name]["operations"] / works[name]["seconds"]["median"] / rate
     ratios = {
         f"{slow} / {fast}": {**spread([a / b for a, b in zip(taken[slow], taken[fast], strict=True)]), "bar": bar}
         for slow, fast, bar in case.bars

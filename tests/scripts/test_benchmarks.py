@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from scripts import benchmark
+from scripts.benchmarks import timing
 from scripts.benchmarks.models import STEP_SHAPES, TINY, build_model, build_world, draw_batch
 from scripts.benchmarks.reinforcement import NaiveStep, check_equal, take_gradients
 from scripts.benchmarks.smile import HEADS, LOSSES, PATHS, check_head, check_step, head_batch
@@ -88,3 +89,11 @@ def test_steps_are_equal_and_those_that_compute_different_things_are_caught(kind
     monkeypatch.setattr(NaiveStep, "score", lambda self, *a: score(self, *a) / self.world.scorer.logit_scale)
     with pytest.raises(RuntimeError, match="advantages of the two steps differ"):
         check_equal(world)
+
+
+def test_operations_of_a_product_and_their_share_of_the_machines_rate():
+    a, b = torch.ones(300, 500), torch.ones(500, 700)
+    assert timing.operations(lambda: a @ b) == 2 * 300 * 500 * 700
+    case = timing.Case("", {"product": lambda: a @ b, "sum": a.sum}, counts_operations=True)
+    works = timing.measure(case, "cpu", rounds=5)["works"]
+    assert works["sum"]["share_of_product_rate"] == 0 < works["product"]["share_of_product_rate"]
