@@ -517,19 +517,21 @@ class Captioner:
 
     # Captions
 
-    def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
+    def encode_captions(self, captions: Sequence[str], *, max_length: int | None = 40) -> dict[str, Tensor]:
         """`input_ids`, `attention_mask` and `labels` `(B, T)` of captions with the prompt.
 
         The caption and the end token are supervised; start token, prompt and padding are not. Captions whose row would be
-        longer than `max_length` tokens are truncated and then lack the end token.
+        longer than `max_length` tokens, or than the model's positions, are truncated and then lack the end token. None
+        truncates nothing, to count tokens.
         """
         if not captions:
             raise ValueError("There are no captions to encode. Pass at least one per image.")
         for row, caption in enumerate(captions):
             if not caption.strip():
                 raise ValueError(f"Caption {row} ({caption!r}) is empty. Remove it; check_captions finds such rows.")
-        before, max_length = self.prompt_ids(), min(max_length, self.max_text_tokens)
-        if len(before) >= max_length:
+        before = self.prompt_ids()
+        max_length = None if max_length is None else min(max_length, self.max_text_tokens)
+        if max_length is not None and len(before) >= max_length:
             size = f"takes {len(before)} tokens with the start token of max_length ({max_length})"
             raise ValueError(f"The prompt {self.text_prompt!r} {size}. Raise max_length or shorten the prompt.")
         prompt, prompt_ids = self.text_prompt.rstrip(" "), self._own_prompt_ids()

@@ -224,7 +224,7 @@ class ClipCapCaptioner(Captioner):
             end = config.period_token_ids[0]
         return start, end, pad
 
-    def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
+    def encode_captions(self, captions: Sequence[str], *, max_length: int | None = 40) -> dict[str, Tensor]:
         if self.base_model.config.stop_at_period:  # the end token is the full stop
             captions = [c.rstrip().rstrip(".") or c if isinstance(c, str) else c for c in captions]
         return super().encode_captions(captions, max_length=max_length)

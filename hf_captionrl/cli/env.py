@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, ClassVar
 
-from hf_captionrl.utils.options import CommandOptions
+from hf_captionrl.utils.options import CommandOptions, option
 
 
 @dataclass
@@ -20,7 +20,10 @@ class EnvOptions(CommandOptions):
         examples:
           captionrl env
           captionrl env --json
+          captionrl env --scorer scenes:clip-reward
     """
+
+    scorer: str | None = option(None, metavar="NAME", help="show also how this scorer reads captions")
 
 
 def report(options: EnvOptions) -> None:
@@ -30,6 +33,7 @@ def report(options: EnvOptions) -> None:
     from packaging.requirements import Requirement
 
     from hf_captionrl.retrieval.feature_cache import default_cache_dir
+    from hf_captionrl.retrieval.scorer import load_scorer
 
     versions: dict[str, str] = {"hf-captionrl": metadata.version("hf-captionrl")}
     faults = []
@@ -51,6 +55,10 @@ def report(options: EnvOptions) -> None:
     places |= {name: shutil.which(name) or "not found" for name in ("java", "chromium")}
     facts: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
     facts |= {"devices": ", ".join(gpus) or "CPU", "offline": constants.HF_HUB_OFFLINE}
+    if options.scorer is not None:
+        scorer: Any = load_scorer(options.scorer)
+        text = scorer.canonical_text or "as written, for the tokenizer to normalise"
+        facts |= {"scorer": scorer.signature, "tokens read": scorer.max_text_tokens, "canonical text": text}
     if options.json:
         print(json.dumps(facts | {"places": places, "packages": versions}, indent=1))
     else:

@@ -276,6 +276,9 @@ class Evaluator:
             retrieval = _without_intervals(by_reward.numbers)
             retrieval |= _without_intervals(in_bags) if self.arguments.bags is None else in_bags
             numbers |= {f"reward_{key}": value for key, value in retrieval.items() if key != "empty_captions"}
+        for by, reader in (("", self.held_out_scorer), ("reward_", self.reward_scorer)):
+            if reader is not None and (number := reader.count_truncated(spoken(captions))):
+                numbers[f"{by}captions_truncated"] = number / len(captions)
         return {"name": name, **numbers, **self.more_numbers(captions, references)}
 
     def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:

@@ -113,6 +113,10 @@ def _notes(sections: Sequence[Section]) -> list[str]:
                     names = places.setdefault(reason, {}).setdefault(column.title, [])
                     names += [] if row["name"] in names else [row["name"]]
     lines = [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
+    for by, scorer in (("", "scorer"), ("reward_", "reward scorer")):
+        for row in rows:
+            if share := row.get(f"{by}captions_truncated"):
+                lines.append(f"{row['name']}: the {scorer} truncates {share:.3f} of the captions")
     for reason, columns in places.items():
         where = [f"{c} ({', '.join(names)})" if len(names) < len(rows) else c for c, names in columns.items()]
         lines.append(f"not run: {reason}: {', '.join(where)}")

@@ -87,6 +87,9 @@ class DualEncoder(TokenScorer, abc.ABC):
     are fp32, also under autocast, because a similarity in bf16 has an error of 0.2 nats at scale 100.
     """
 
+    canonical_text = ""
+    """How captions are changed before the tokenizer, which may change more: "lower", or not at all."""
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -327,6 +330,12 @@ class HFScorer(DualEncoder):
                 "Pass processor=."
             )
         self._fixed = _text_config(model).model_type in _FIXED_LENGTH
+        if (
+            self._fixed
+            and "Gemma" in f"{type(self.tokenizer).__name__} {self.tokenizer.init_kwargs.get('tokenizer_class')}"
+        ):
+            # SigLIP 2, which was trained on lower-case text; transformers lowers it only for `model_type: siglip2`.
+            self.canonical_text = "lower"
         self.padding = "max_length" if self._fixed else "longest"
         _check_pooling(model, self.tokenizer)
 
@@ -344,12 +353,16 @@ class HFScorer(DualEncoder):
             dtype=dtype,
             device=device,
             batch_size=batch_size,
-            extra=(f"pad:{self.padding}", f"transformers:{transformers.__version__}"),
+            extra=(
+                *[f"case:{self.canonical_text}"] * bool(self.canonical_text),
+                *(f"pad:{self.padding}", f"transformers:{transformers.__version__}"),
+            ),
         )
         self._image_arguments = frozenset(inspect.signature(model.get_image_features).parameters)
 
     def _rows(self, captions: list[str]) -> dict[str, list[list[int]]]:
-        return dict(self.tokenizer(captions, truncation=False, padding=False, verbose=False))
+        texts = [caption.lower() for caption in captions] if self.canonical_text == "lower" else captions
+        return dict(self.tokenizer(texts, truncation=False, padding=False, verbose=False))
 
     def _num_tokens(self, captions: list[str]) -> list[int]:
         return [len(ids) for ids in self._rows(captions)["input_ids"]]
@@ -438,6 +451,8 @@ def _text_positions(model: Any, tokenizer: Any) -> int:
     """Longest input of the text tower: the smaller of its number of positions and the tokenizer's limit."""
     config = _text_config(model)
     positions = getattr(config, "max_position_embeddings", None)
+    if positions and config.model_type in _LEGACY_POOLING:
+        return int(positions)  # CLIP is trained at all of them; LongCLIP keeps a tokenizer whose limit is 77
     if positions is not None and any(part in config.model_type for part in ("roberta", "altclip", "camembert")):
         positions -= (config.pad_token_id or 0) + 1  # these families number positions from pad_token_id + 1
     return min(positions or 10**6, getattr(tokenizer, "model_max_length", None) or 10**6)

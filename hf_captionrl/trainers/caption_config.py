@@ -97,8 +97,10 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
     prompt: str | None = documented(
         None, "Text that every caption continues, e.g. 'a picture of '. None: the model family's default."
     )
-    max_caption_length: Annotated[int, Range(at_least=2)] = documented(
-        40, "Longest training caption in tokens, prompt and end token included; longer ones are truncated."
+    max_caption_length: Annotated[int, Range(at_least=2)] | None = documented(
+        None,
+        "Longest training caption in tokens, prompt and end token included; longer ones are truncated and lack their end. "
+        "None: the 99th percentile of the training captions, and at least 40.",
     )
     freeze_vision_tower: bool = documented(False, "Do not train the vision tower; it also stays in eval mode.")
     cache_image_features: bool = documented(

@@ -76,8 +76,9 @@ class CaptionRLConfig(CaptionConfig):
     temperature: float = documented(1.0, "Sampling temperature. Log-probabilities are those of the same distribution.")
     top_p: Annotated[float, Range(above=0, at_most=1)] = documented(1.0, "Nucleus sampling; 1 keeps every token.")
     top_k: NotNegative = documented(0, "Sample only from this many tokens; 0 keeps every token.")
-    max_completion_length: Positive = documented(
-        40, "Longest caption generated in training, in tokens, the end token included."
+    max_completion_length: Positive | None = documented(
+        None,
+        "Longest caption generated in training, in tokens, the end token included. None: 40, or what the reward scorers read.",
     )
     generation_kwargs: dict[str, Any] | str | None = documented(
         None, "More arguments of generate in training, e.g. {'min_new_tokens': 3}."
@@ -575,6 +576,15 @@ class CaptionRLTrainer(CaptionTrainer):
         args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, whole_set_for=self.whole_set_for)
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights, args)
+        if args.max_completion_length is None:
+            readers = [
+                each
+                for reward in self.rewards.rewards
+                if not getattr(reward, "allow_truncation_captions", True)
+                for each in getattr(reward, "scorers", ()) or [scorer]
+            ]
+            reads = [each.max_text_tokens - 2 for each in readers if hasattr(each, "max_text_tokens")]
+            args.max_completion_length = min([40, *reads])
         self.held_out_scorer, self.reward_scorer = held_out_scorer, scorer
         if held_out_scorer is not None and scorer is not None:
             self.selecting_scorer = scorer

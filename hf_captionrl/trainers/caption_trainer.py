@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import datasets
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -189,6 +190,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 chosen = f"eval_{metric} selects the checkpoint" if metric else "The last checkpoint is delivered"
                 logger.warning("%s to select by retrieval. %s; metric_for_best_model names another.", lack, chosen)
         self.image_rows = train_dataset
+        args.max_caption_length = self._longest_caption(train_dataset, args)
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
         items = None
         if train_dataset is not None:
@@ -230,6 +232,32 @@ class CaptionTrainer(ExactResumeTrainer):
         return self.captioner.model
 
     # Data
+
+    def _longest_caption(self, dataset: Any, args: CaptionConfig) -> int:
+        """`max_caption_length`, chosen from the training captions if it is None; reports captions that lose their end token."""
+        smallest = args.max_caption_length or CaptionCollator.max_length
+        if dataset is None or (self.whole_set_for is not None and not getattr(args, "rl_start_epoch", 0)):
+            return smallest  # there is no cross-entropy on captions
+        texts = [text for group in references_of(dataset) or [] for text in group if text.strip()]
+        texts = texts[:: math.ceil(len(texts) / 10_000) or 1]  # a sample has the same percentile
+        batches = [texts[start : start + 256] for start in range(0, len(texts), 256)]
+        rows = [self.captioner.encode_captions(batch, max_length=None)["attention_mask"].sum(1) for batch in batches]
+        lengths = np.concatenate([*rows, [0] * (not rows)])
+        most, positions = int(np.quantile(lengths, 0.99, method="inverted_cdf")), self.captioner.max_text_tokens
+        chosen = args.max_caption_length or max(smallest, min(most, positions))
+        limit = min(chosen, positions)
+        if most <= limit:
+            return chosen
+        number = int((lengths > limit).sum())
+        remedy = f"Use max_caption_length={most}, which covers 99 % of them"
+        if most > positions:
+            remedy = f"99 % need {most} tokens, but the model has positions for {positions}. Shorten the captions"
+        text = f"{number:,} of {len(texts):,} captions are truncated at {limit} tokens; the model never sees an end. {remedy}"
+        if args.max_caption_length is None and number > len(texts) / 2:
+            raise ValueError(f"{text}, or set max_caption_length to train on such captions.")
+        if args.process_index == 0:
+            logger.warning("%s.", text)
+        return chosen
 
     def _cached(self, name: str, objects: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """What is computed once per data set (and scorer); they are kept alive so that their ids are not reused."""

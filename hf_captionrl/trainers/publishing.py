@@ -102,11 +102,13 @@ def training_facts(trainer: Any) -> dict[str, Any]:
         kinds = [names[reward.name] for reward in rewards.rewards if reward.name in names]
         facts |= {"objective": kinds[0]} if kinds else {}
         facts |= {"reward": rewards.describe(), "num_generations": args.num_generations}
+        facts["max_completion_length"] = args.max_completion_length
         facts |= {"baseline": args.baseline} if captioner is not None else {}
         facts["reward_scorers"] = [public_name(s.signature) for s in trainer.scorers if hasattr(s, "signature")]
     elif mle_weight is not None:
         facts |= {"objective": "mle" if mle_weight == 1.0 else "smile", "mle_weight": mle_weight}
-        facts |= {name: getattr(args, name) for name in ("first_token", "subset_scope") if hasattr(args, name)}
+        chosen = ("first_token", "subset_scope", "max_caption_length")
+        facts |= {name: getattr(args, name) for name in chosen if hasattr(args, name)}
     return facts
 
 

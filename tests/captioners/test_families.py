@@ -253,6 +253,14 @@ def test_saved_captioner_loads_equal(captioner, tmp_path):
     assert not list(tmp_path.glob("*.bin"))
 
 
+@pytest.mark.parametrize("name", [*MODELS, *ANY_CHAT])
+def test_a_caption_that_is_cut_lacks_its_end(captioner):
+    for max_length, has_end in ((40, [False, True]), (None, [True, True])):
+        batch = captioner.encode_captions(["a red cat " * 42, "a red cat"], max_length=max_length)
+        last = batch["attention_mask"].sum(1) - 1
+        assert (batch["input_ids"][range(2), last] == captioner.eos_token_id).tolist() == has_end
+
+
 def test_every_family_is_tested():
     assert {built(name)[1].config.model_type for name in MODELS} == REGISTERED.keys()
 

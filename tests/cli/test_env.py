@@ -30,3 +30,11 @@ def test_a_missing_or_old_package_exits_with_1(monkeypatch, capsys):
     assert "- peft: not installed (pip install 'peft" in output.out
     assert "- trl: 0.1, but needed: " in output.out
     assert "peft, trl." in output.err  # what is optional never fails
+
+
+def test_how_a_scorer_reads_captions_is_shown(capsys):
+    assert main(["env", "--json", "--scorer", "scenes:clip-reward"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["tokens read"], facts["scorer"].partition("@")[0]) == (40, "clip-reward")
+    assert facts["canonical text"].startswith("as written")
+    assert main(["env", "--scorer", "nowhere/at/all"]) == 2

@@ -14,6 +14,8 @@ from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, pool_images
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
+from hf_captionrl.metrics.columns import COLUMNS
+from hf_captionrl.metrics.table import results_markdown
 from tests.tolerances import close
 
 
@@ -28,6 +30,9 @@ class Scorer:
 
     def image_features(self, images):
         return self.text_features([str(image.getpixel((0, 0))) for image in images])
+
+    def count_truncated(self, captions):
+        return sum(len(caption.split()) > self.max_text_tokens - 2 for caption in captions)
 
 
 def split(numbers):
@@ -114,6 +119,16 @@ class RewardScorer(Scorer):
 
     def text_features(self, captions):
         return super().text_features([caption[::-1] for caption in captions])
+
+
+def test_captions_that_a_scorer_truncates_are_noted(evaluated):
+    short = Scorer()
+    short.max_text_tokens = 6
+    captions = ["a cat", "word " * 80, *["word " * 5] * 6]
+    row = evaluated(captions, reward_scorer=short)[1]
+    text = results_markdown([row, evaluated()[1] | {"name": "fits"}], columns=COLUMNS).split("truncates ")
+    assert [part[:5] for part in text[1:]] == ["0.125", "0.875"]  # none of the second row
+    assert text[1].endswith("x: the reward scorer ")
 
 
 def test_columns_of_the_papers_by_both_scorers(evaluated):

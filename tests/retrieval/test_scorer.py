@@ -9,7 +9,13 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    CLIPModel,
+    GemmaTokenizer,
     PreTrainedTokenizerFast,
+    Siglip2Config,
+    Siglip2ImageProcessor,
+    Siglip2Model,
+    Siglip2Processor,
     SiglipConfig,
     SiglipImageProcessor,
     SiglipModel,
@@ -141,6 +147,59 @@ def test_siglip_is_padded_to_the_full_length_without_a_mask():
     assert_unit(scorer.image_features(make_images()), 3)
     assert scorer.count_truncated(["cat " * LIMIT, "cat " * (LIMIT - 1)]) == 1
     assert scorer.count_tokens(["a cat", "cat " * 40]) == [3, 41]
+
+
+LETTERS = {token: i for i, token in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *"adogADOG"])}
+
+
+def similarity(scorer):
+    features = scorer.text_features(["A Dog", "a dog"])
+    return float(features[0] @ features[1])
+
+
+@pytest.mark.parametrize("naflex", [False, True])
+def test_siglip_2_reads_lower_case_and_images_of_any_shape(tmp_path, naflex):
+    model, processor = make_siglip()
+    processor.tokenizer = gemma = GemmaTokenizer(vocab=LETTERS, merges=[], model_max_length=LIMIT)
+    if naflex:
+        settings = {f"{part}_config": getattr(model.config, f"{part}_config").to_dict() for part in ("text", "vision")}
+        settings["vision_config"] |= {"num_patches": 16, "patch_size": 8}
+        model = Siglip2Model(Siglip2Config(**settings)).eval()
+        processor = Siglip2Processor(Siglip2ImageProcessor(patch_size=8, max_num_patches=16), gemma)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    scorer = load_scorer(tmp_path)
+    assert similarity(scorer) == pytest.approx(1)
+    # The tokenizer of siglip2 lowers the text itself.
+    assert (scorer.canonical_text, "|case:lower|" in scorer.signature) == (("", False) if naflex else ("lower", True))
+    for image, row in zip(make_images(), scorer.image_features(make_images()), strict=True):
+        own = model.get_image_features(**scorer.image_processor(images=image, return_tensors="pt")).pooler_output[0]
+        assert_close(row, own / own.norm())
+    scorer.tokenizer, scorer.canonical_text = gemma, ""  # control
+    assert similarity(scorer) < 0.999
+
+
+def test_a_cased_clip_with_long_text_is_read_as_it_is():
+    model, processor = make_clip(make_tokenizer(("<bos>", "<pad>"), last=("A", "Dog", "<eos>")))
+    model.config.text_config.max_position_embeddings = 248
+    processor.tokenizer.model_max_length = 77  # LongCLIP keeps CLIP's tokenizer
+    scorer = HFScorer(CLIPModel(model.config).eval(), processor)
+    assert similarity(scorer) < 0.999
+    assert "case:" not in scorer.signature
+    captions = ["A Dog", "red cat " * 100, "red cat " * 99 + "red dog", "cat " * 300]
+    assert (scorer.max_text_tokens, scorer.count_truncated(captions)) == (248, 1)
+    for caption, row in zip(captions[:3], scorer.text_features(captions), strict=False):
+        own = scorer.model.get_text_features(**processor.tokenizer([caption], return_tensors="pt")).pooler_output[0]
+        assert_close(row, own / own.norm())
+    assert OpenClipScorer(make_open_clip(context_length=248)[0]).max_text_tokens == 248
+
+
+def test_a_tower_that_needs_remote_code_is_refused(tmp_path):
+    code = {"AutoConfig": "configuration_clip.JinaCLIPConfig", "AutoModel": "modeling_clip.JinaCLIPModel"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jina_clip", "auto_map": code}))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"auto_map.*never executed"):
+        load_scorer(tmp_path)
 
 
 def test_legacy_pooling_raises_unless_eos_is_the_highest_id():

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.data.columns import VIDEO_FRAMES
-from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
+from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalTrainer, SmileConfig, SmileTrainer
 from tests.data.photos import embedded
 from tests.tiny import tiny_captioner
 from tests.trainers.one_step import PLAIN_SGD, tiny_trainer, weights
@@ -31,6 +31,43 @@ def test_streams_and_pixels_of_videos_are_refused(tmp_path, data):
         config = SmileConfig(str(tmp_path), feature_cache_dir=str(tmp_path / "cache"), **PLAIN_SGD, **settings)
         with pytest.raises(ValueError, match=message):
             SmileTrainer(tiny_captioner("blip"), config, train_dataset=rows)
+
+
+# The longest caption, in training data and in rollouts
+
+
+def chosen(folder, *numbers, **settings):
+    """`max_caption_length` for 32 captions with these numbers of words in turn, and how many of 16 in a batch have an end."""
+    say = lambda i: ["cat " * numbers[(2 * i + k) % len(numbers)] for k in (0, 1)]  # noqa: E731
+    config = SmileConfig(str(folder), **PLAIN_SGD, **settings)
+    trainer = SmileTrainer(tiny_captioner("blip"), config, embedded(16, captions_of=say))
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(16)])
+    last = batch["input_ids"][range(16), batch["attention_mask"].sum(1) - 1]
+    return trainer.args.max_caption_length, int((last == trainer.captioner.eos_token_id).sum())
+
+
+def test_the_longest_caption_is_the_99th_percentile_and_truncated_captions_are_counted(tmp_path, caplog):
+    assert chosen(tmp_path, 5) == (40, 16)
+    assert chosen(tmp_path, 45) == (47, 16)  # with start and end token
+    assert chosen(tmp_path, *[5] * 31, 58) == (60, 16)
+    assert not caplog.records
+    # Control: the former default, which is not refused where it was set.
+    assert chosen(tmp_path, 45, max_caption_length=40) == (40, 0)
+    assert "32 of 32 captions are truncated at 40 tokens; the model never sees an end" in caplog.text
+    assert "max_caption_length=47" in caplog.text
+    # The model has 64 positions.
+    assert chosen(tmp_path, 45, 45, 70, 70, 45, 45)[0] == 64
+    assert "captions are truncated at 64 tokens" in caplog.text
+    with pytest.raises(ValueError, match="max_caption_length"):
+        chosen(tmp_path, 70)
+
+
+def test_the_longest_completion_is_what_the_reward_scorer_reads(tmp_path, scenes, scorer):
+    settings = {**PLAIN_SGD, "guard": "off", "per_device_train_batch_size": 8}
+    for cls, more, longest in ((CaptionRLTrainer, {}, 40), (SelfRetrievalTrainer, {"scorer": scorer}, 38)):
+        more |= {"reward_funcs": None if more else "cider", "train_dataset": scenes["train"]}
+        args = cls(tiny_captioner("git"), args=cls.config_class(str(tmp_path), **settings), **more).args
+        assert (args.max_completion_length, args.max_caption_length) == (longest, 40)
 
 
 # Cached pixels: the same bits as from images, without opening one

@@ -54,7 +54,8 @@ def _evaluate_imagecode(arguments: EvaluateOptions) -> None:
     rows = []
     for name, captions in zip(names, texts, strict=True):
         features = scorer.text_features(spoken(captions))
-        row: dict[str, Any] = {"name": name}
+        truncated = scorer.count_truncated(spoken(captions)) / len(captions)
+        row: dict[str, Any] = {"name": name, "captions_truncated": truncated}
         for kind, is_video in (("all", None), ("static", False), ("video", True)):
             at = [n for n, video in enumerate(sets.is_video) if is_video in (None, video)]
             if at:
@@ -100,7 +101,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
         sources.append(human)
     columns = [*map(bag_column, sorted(rows_of)), *table_columns(*COLUMNS)]
-    computed = [*dict.fromkeys((*SUITES["ndlb"], *bag_keys(rows_of)))]
+    computed = [*dict.fromkeys((*SUITES["ndlb"], *bag_keys(rows_of), "mean_tokens"))]
     rows = [source_row(source, evaluator, computed) for source in sources]
     signatures = rows[0]["signatures"]
     compare_with_first(rows, seed=arguments.seed)
@@ -114,7 +115,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
     def hits(row: Mapping[str, Any], key: str) -> dict[str, Any]:
         return {"values": row["per_sample"][key], "groups": [groups_of[key][number] for number in row["groups"][key]]}
 
-    keys = tuple(column.key for column in columns)
+    keys = (*(column.key for column in columns), "captions_truncated")
     shown = [{"name": row["name"], **{k: v for k, v in row.items() if k.startswith(keys)}} for row in rows]
     result: dict[str, Any] = {
         "format": RESULTS_FORMAT,

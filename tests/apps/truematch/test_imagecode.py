@@ -53,5 +53,6 @@ def test_imagecode_is_a_data_set_and_a_benchmark(imagecode, tmp_path, capsys):
         assert row["recall_at_1_all"] == close(sum(wins) / 3)
         assert row["recall_at_1_static"] == close(sum(wins[:2]) / 2)
         assert row["recall_at_1_video"] == close(float(wins[2]))
+        assert row["captions_truncated"] == 0
     assert main(command) == 2
     assert "--captions" in capsys.readouterr().err
