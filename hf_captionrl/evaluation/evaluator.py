@@ -439,7 +439,7 @@ def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, seed: int)
             merged |= {name: missing[0].get(name) for name in (key, f"{key}_ci", f"{key}_reason")}
             merged.pop(f"{key}_ci_method", None)
         elif key == "max_words":  # of all captions
-            merged |= {name: np.max([row[name] for row in rows], 0).tolist() for name in (key, f"{key}_ci")}
+            merged[key] = max(row[key] for row in rows)
     for key in [key for key in rows[0]["per_sample"] if all(key in row["per_sample"] for row in rows)]:
         values, groups = np.stack([row["per_sample"][key] for row in rows]), rows[0]["groups"].get(key)  # (K, N)
         of_images = sizes if groups is None or key not in BEST else sizes[np.asarray(groups)]
