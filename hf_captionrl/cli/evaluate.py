@@ -36,7 +36,7 @@ from hf_captionrl.evaluation.evaluator import (
 )
 from hf_captionrl.evaluation.options import clip_prefix, load_evaluators
 from hf_captionrl.evaluation.plots import write_length_histogram
-from hf_captionrl.metrics.caption_checks import spoken
+from hf_captionrl.metrics.caption_checks import spoken, text_warnings
 from hf_captionrl.metrics.columns import variants
 from hf_captionrl.metrics.suites import BAG_SIZES, FUNCTIONS, bag_keys
 from hf_captionrl.metrics.table import (
@@ -240,6 +240,9 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     if arguments.tokenize == "ptb" and any(lacks_blanks(_texts(source)) for source in sources):
         text = "most captions of a file have no blanks, and count as one word each. Use --tokenize char."
         print(f"captionrl evaluate: {text}", file=sys.stderr)
+    for each in sources:
+        for text in text_warnings(each.captions, each.references):
+            print(f"captionrl evaluate: {each.name}: {text}", file=sys.stderr)
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         sources.append(human)

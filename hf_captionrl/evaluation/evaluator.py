@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from hf_captionrl.data.columns import caption_column, concept_column, id_column,
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import caption_perplexity, paired_test
 from hf_captionrl.metrics.bootstrap import Interval, bootstrap_interval, mean_interval, proportion_interval
-from hf_captionrl.metrics.caption_checks import spoken
+from hf_captionrl.metrics.caption_checks import spoken, text_warnings
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
     MORE_REFERENCES_COLUMNS,
@@ -259,6 +260,8 @@ class Evaluator:
         paper = PAPERS.get(self.arguments.paper or "", ())
         row = self.suite_row(captions, references or self.references, [*SUITES["smile"], "degenerate", *paper])
         row.set_parts()
+        for text in [] if name == "references" else text_warnings(captions, self.references):
+            warnings.warn(f"{name}: {text}", stacklevel=2)
         numbers = row.result(details=False)
         if "ranks" in numbers:
             self.ranks[name] = numbers.pop("ranks")
@@ -443,7 +446,7 @@ def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, seed: int)
             merged |= {name: missing[0].get(name) for name in (key, f"{key}_ci", f"{key}_reason")}
             merged.pop(f"{key}_ci_method", None)
         elif key == "max_words":  # of all captions
-            merged |= {name: np.max([row[name] for row in rows], 0).tolist() for name in (key, f"{key}_ci")}
+            merged[key] = max(row[key] for row in rows)
     for key in [key for key in rows[0]["per_sample"] if all(key in row["per_sample"] for row in rows)]:
         values, groups = np.stack([row["per_sample"][key] for row in rows]), rows[0]["groups"].get(key)  # (K, N)
         of_images = sizes

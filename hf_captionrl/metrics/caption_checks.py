@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from hf_captionrl.text.tokenize import ptb_tokenize, split_characters
 
 
 def as_sequence(texts: Any, name: str, form: str = "a list of lists of captions, one list per image") -> Sequence[Any]:
@@ -62,3 +66,66 @@ EMPTY_CAPTION = "."
 def spoken(captions: Sequence[str]) -> list[str]:
     """Captions that every metric accepts: empty ones are replaced by `EMPTY_CAPTION`."""
     return [caption if caption.strip() else EMPTY_CAPTION for caption in captions]
+
+
+# --- Texts that were probably not meant to be measured ---------------------------------------------------------------
+
+_Rule = Callable[[Sequence[str], Sequence[Sequence[str]]], list[str]]
+"""Of N captions and their references, the suspicious texts, at most one per caption."""
+
+
+def _search(pattern: str) -> _Rule:
+    return lambda captions, _: [caption for caption in captions if re.search(pattern, caption, re.IGNORECASE)]
+
+
+def _printed_lists(_: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
+    pattern = re.compile(r"""\s*\[\s*["'].*["']\s*,?\s*\]\s*""", re.DOTALL)
+    return [text for group in references for text in list(filter(pattern.fullmatch, group))[:1]]
+
+
+def _shared_words(captions: Sequence[str], _: Sequence[Sequence[str]]) -> list[str]:
+    words = [tuple(split_characters(caption).split()) for caption in captions]
+    ends = [end for (end, *others) in ({each[:3] for each in words}, {each[-3:] for each in words}) if not others]
+    return [" ".join(end) for end in ends[:1] if len(end) == 3] * len(captions)
+
+
+def _foreign(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
+    """Captions of which at most a third of the words are usual, in more than a thousandth of the references."""
+    texts = {text for group in references for text in group}
+    counts = Counter(word for text in texts for word in set(ptb_tokenize(split_characters(text))))
+    usual = {word for word, count in counts.items() if 1000 * count > len(texts)}
+    words = ((caption, ptb_tokenize(split_characters(caption))) for caption in (captions if texts else ()))
+    return [caption for caption, each in words if each and 3 * sum(word in usual for word in each) <= len(each)]
+
+
+_CHAT = (
+    r"^\W*(?:(?:sure|certainly|of course|absolutely|okay)[!,.:]|(?:caption|description|answer|assistant)\W*:"
+    r"|here(?: is|'s| are)\b.{0,60}\b(?:captions?|descriptions?)\b[^.]{0,40}:|i'm sorry\b|as an ai\b)"
+)
+# fmt: off
+TEXT_WARNINGS: tuple[tuple[str, _Rule, float, str], ...] = (
+    ("lists", _printed_lists, 0, "references are lists printed as text: {}. Use a list of captions."),
+    ("chat", _search(_CHAT), 0, "captions begin as the answer of a chat model: {}. Keep the caption alone."),
+    ("think", _search("</?think"), 0, "captions hold a block <think>: {}. Remove it."),
+    ("letters", _search(r"\A[\W\d_]*\Z"), 0, "captions have no letter: {}. Check the column."),
+    ("prompt", _shared_words, 0.99, "captions all begin or end with the same words: {}. Remove a prompt."),
+    ("equal", lambda captions, references: [c for c, group in zip(captions, references, strict=True) if c in group], 0.8,
+     "captions are references: {}. Leave them out of the references."),
+    ("cut", _search(r"\b(?:an?|the|of|and|with|is|are)\s*\Z"), 0.1,
+     "captions end in the middle of a sentence: {}. Raise the length limit."),
+    ("language", _foreign, 0.8, "captions have hardly a word of the references: {}. Use the same language."),
+)
+# fmt: on
+"""Name, rule, share of the captions above which it warns, which needs 10 captions unless it is 0, and sentence."""
+
+
+def text_warnings(captions: Sequence[str | Sequence[str]], references: Sequence[Any] | None = None) -> list[str]:
+    """What is suspicious in N captions, or lists of them, and their references: sentences with a count and the first example."""
+    groups = [[group] if isinstance(group, str) else group for group in captions]
+    pairs = [(c, g) for group, g in zip(groups, references or [()] * len(groups), strict=True) for c in group]
+    sentences = []
+    for _, rule, share, sentence in TEXT_WARNINGS if pairs else ():
+        texts = rule([c for c, _ in pairs], [g for _, g in pairs])
+        if len(texts) > share * len(pairs) and (not share or len(pairs) >= 10):
+            sentences.append(sentence.format(f"{len(texts)} of {len(pairs)}, such as {texts[0][:60]!r}"))
+    return sentences

@@ -186,6 +186,9 @@ class SuiteRow:
             return
         shift = self.numbers[key] - mean
         if is_share or weights is not None or value is not None or is_corpus_share:
+            ends = array.round(6)
+            if is_corpus_share and (not ends.any() or (ends == 1).all()):  # 0 or 1, where a bootstrap collapses
+                array, is_share = ends, True
             interval = proportion_interval if is_share else bootstrap_interval
             bounds = interval(array, weights=weights, groups=groups, seed=self.seed)
         else:
@@ -214,6 +217,9 @@ class SuiteRow:
             options["concepts"] = [*self.concepts, *[None] * (len(images) - len(self.concepts))]
         found = self_retrieval(self.text_features, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
         for key, k in zip(keys, ks, strict=True):
+            if k >= found["pool_size"]:  # 1 for every captioner
+                self.missing(f"{found['pool_size']} images", key)
+                continue
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
             self.numbers |= found[f"recall_at_{k}_ci"].entries(key)
             self.per_sample[key] = np.asarray(found["per_sample"][f"recall_at_{k}"], dtype=np.float64)
@@ -292,9 +298,6 @@ class SuiteRow:
         words = np.array([len(text.split()) for text in self.texts])
         self._spread("std_words", words)
         self.number("max_words", int(words.max()))
-        # Of N draws with replacement, the longest has at most the k-th number of words with the probability (k / N)^N.
-        rank = math.ceil(len(words) * 0.025 ** (1 / len(words)))
-        self.numbers |= Interval([np.sort(words)[rank - 1], words.max()], "bootstrap").entries("max_words")
         if self.token_counts is None:
             reason = "no scorer, or one that does not count tokens"
             return self.missing(reason, "mean_tokens", "std_tokens", "captions_truncated")

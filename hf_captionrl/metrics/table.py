@@ -148,17 +148,16 @@ _NAME_WIDTH = 12  # longer names are folded, unless numbers are wider
 
 
 def print_comparison(sections: Sequence[Section], *, title: str | None = None, file: IO[str] | None = None) -> None:
-    """Print the sections below each other, with aligned columns; as several tables if the terminal is too narrow."""
+    """Print the sections below each other, with aligned columns; as several tables if a line is too narrow."""
     tables = [_cells(section) for section in sections]
     widths = {n: max(_NAME_WIDTH, *(table[n].str.len().max() for table in tables)) for n in tables[0].columns}
     console = Console(file=file, highlight=False)
     if hasattr(console.file, "reconfigure"):
         console.file.reconfigure(errors="replace")  # a terminal without arrows
     label = max(len(name) for table in tables for name in table.index)
-    if console.is_terminal:
-        label = min(label, max(_NAME_WIDTH, console.width // 3))
-    else:  # has no width
-        console.width = max(console.width, label + 2 + sum(widths.values()) + 2 * len(widths))
+    if not console.is_terminal:  # has no width, unless the environment sets one
+        console.width = int(os.environ.get("COLUMNS", 120))
+    label = min(label, max(_NAME_WIDTH, console.width // 3))
     if title:
         console.print(Text(title, style="bold"))
     names = [*widths]

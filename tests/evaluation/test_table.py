@@ -65,6 +65,17 @@ def test_piped_table_is_not_wrapped():
     assert "0.528 ±0.021" in numbers[KEYS.index("rd100_recall_at_1")]
 
 
+@pytest.mark.parametrize(("columns", "width"), [(None, 120), ("80", 80)])
+def test_a_piped_table_that_does_not_fit_is_folded_into_several(monkeypatch, columns, width):
+    monkeypatch.setattr("os.environ", {} if columns is None else {"COLUMNS": columns})
+    rows = [make_row(f"model {n} of a long name", cider_d_ci=[0.11, 0.93]) for n in range(9)]
+    lines = printed(rows).splitlines()
+    assert max(map(len, lines)) <= width
+    numbers = [line.count("2.570 [0.110, 0.930]") for line in lines if "CIDEr-D" in line]
+    assert (sum(numbers), len(numbers) > 1) == (9, True)
+    assert len([line for line in printed(rows[:1]).splitlines() if "CIDEr-D" in line]) == 1
+
+
 def test_written_files(tmp_path):
     @dataclass
     class Config:

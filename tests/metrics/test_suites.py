@@ -137,22 +137,21 @@ def test_every_number_has_an_interval_that_contains_it():
     numbers = pairs.numbers | row.numbers
     named = [*(key for key in keys if numbers.get(key) is not None)]
     assert {"lexical_diversity", "vocabulary_size", "std_words", "max_words", "mbleu_4"} <= set(named)
-    for key in named:
+    for key in {*named} - {"max_words"}:  # a maximum has none
         low, high = numbers[f"{key}_ci"]
         assert low <= numbers[key] <= high, key
+    assert "max_words_ci" not in numbers
     assert row.numbers["empty_ci"] == list(exact_interval(1, 4))
     assert row.numbers["empty_captions"] == 4 * row.numbers["empty"] == 1
 
 
-def test_intervals_of_spread_and_longest_caption_are_those_of_a_bootstrap():
+def test_the_interval_of_the_spread_is_that_of_a_bootstrap():
     rng = np.random.default_rng(0)
     words = rng.integers(1, 30, size=40)
-    row = SuiteRow(captions=[" ".join(["a"] * n) for n in words]).compute("std_words", "max_words")
+    row = SuiteRow(captions=[" ".join(["a"] * n) for n in words]).compute("std_words")
     drawn = rng.choice(words, size=(20_000, 40))
     assert row.numbers["std_words"] == pytest.approx(words.std())
     assert row.numbers["std_words_ci"] == pytest.approx(np.quantile(drawn.std(axis=1), [0.025, 0.975]), abs=0.35)
-    longest = np.quantile(drawn.max(axis=1), [0.025, 0.975], method="inverted_cdf")
-    assert row.numbers["max_words_ci"] == longest.tolist()
     without = [np.delete(words, i).std() for i in range(40)]
     assert row.per_sample["std_words"] == pytest.approx(leave_one_out(words.std(), without))
 
@@ -227,6 +226,25 @@ def test_images_that_share_a_caption():
     without = np.array([0.4, 0.4, 0.4, 0.8, 0.4, 0.8])  # the share of the other five images
     found = 6 * 4 / 6 - 5 * without
     assert row.per_sample["repeated_captions"] == pytest.approx(found - found.mean() + 4 / 6)
+
+
+def test_a_share_of_the_corpus_that_is_0_or_1_has_the_interval_of_a_proportion():
+    texts = [f"a dog near {n} red trees" for n in range(12)]
+    ends = SuiteRow(captions=texts, references=[[text] for text in texts]).compute("repeated_captions", "bleu_4")
+    assert ends.numbers["repeated_captions_ci"] == list(exact_interval(0, 12))
+    assert ends.numbers["bleu_4_ci"] == list(exact_interval(12, 12))
+    between = SuiteRow(captions=[*texts, texts[0]]).compute("repeated_captions").numbers
+    assert between["repeated_captions_ci_method"] == "bootstrap"
+
+
+def test_recall_among_as_many_images_as_ranks_is_not_shown():
+    keys = ("pool_recall_at_1", "pool_recall_at_5")
+    for number in (5, 6):
+        few = {name: features[:number] for name, features in SEEN.items()}
+        row = SuiteRow(captions=CAPTIONS[:number], **few).compute(*keys)
+        assert row.numbers["pool_recall_at_1_ci"]
+        assert (row.numbers["pool_recall_at_5"] is None) == (number == 5)
+        assert ("pool_recall_at_5" in row.per_sample) == (number == 6)
 
 
 def test_sle_counts_sets_and_averages_cider_over_the_captions():

@@ -16,6 +16,7 @@ import evaluate
 import numpy as np
 from PIL import Image
 
+from hf_captionrl.metrics.caption_checks import text_warnings
 from hf_captionrl.metrics.evaluate_modules.descriptions import Description
 
 _TEXT, _VECTOR = datasets.Value("string"), datasets.Sequence(datasets.Value("float32"))
@@ -116,6 +117,9 @@ class CaptionMetric(evaluate.Metric):
         for name in options.keys() - set(names):
             if near := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
                 warnings.warn(f"{name!r} is unknown and has no effect. Did you mean {near[0]!r}?", stacklevel=3)
+        if kind_of(predictions[0]) in ("text", "texts"):
+            for text in text_warnings(predictions, references if self.about.references == ("texts",) else None):
+                warnings.warn(text, stacklevel=3)
         options = {name: value for name, value in (options | {"references": references}).items() if name in names}
         return _finite(type(self).function(predictions, **options))
 
