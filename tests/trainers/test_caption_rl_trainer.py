@@ -154,7 +154,7 @@ def test_truncated_captions_are_left_out_of_the_loss(tmp_path, scenes, loss_type
         pixels = images["pixel_values"][n // 2 : n // 2 + 1]
         total = total - advantages[n] * plain.log_probs({**batch, "pixel_values": pixels}, of_generation=True).sum()
     if longest == 1:
-        assert largest_difference(weights(trainer), {n: p for n, p in plain.model.named_parameters()}) == 0
+        assert largest_difference(weights(trainer), dict(plain.model.named_parameters())) == 0
     else:
         tokens = context.mask[context.ended].sum()
         assert_one_plain_step(weights(trainer), plain.model, total / tokens, ulps=256)
