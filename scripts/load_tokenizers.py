@@ -10,6 +10,8 @@ instead loads a tiny model of every vision-to-text type of transformers, and wri
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import io
 import json
 import re
@@ -130,14 +132,12 @@ def result_of(kind: str) -> dict[str, str]:
     checked = any_chat.ANY_CHAT_TYPES
     for related in (kind,) if kind in checked else (*checked, *chat.CHAT_TYPES):
         prefixes = [transformers.CONFIG_MAPPING[n].__name__.removesuffix("Config") for n in (related, kind)]
-        try:
-            any_chat.transformers = chat.transformers = Relative(*prefixes)  # type: ignore[attr-defined]
+        model: Any = None
+        any_chat.transformers = chat.transformers = Relative(*prefixes)  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):  # whatever a class raises for a configuration of another one
             model, processor = (any_chat.tiny_any_chat if related in checked else chat.tiny_chat)(related)
-        except Exception:  # whatever a class raises for a configuration of another one
-            continue
-        finally:
-            any_chat.transformers = chat.transformers = transformers  # type: ignore[attr-defined]
-        if model.config.model_type == kind:
+        any_chat.transformers = chat.transformers = transformers  # type: ignore[attr-defined]
+        if model is not None and model.config.model_type == kind:
             try:
                 load_captioner(model, processor=processor)
                 return {"result": "chat", "configuration_of": related}
@@ -149,8 +149,6 @@ def result_of(kind: str) -> dict[str, str]:
 
 def write_model_types(file: Path) -> None:
     """Write the result of every type of `AutoModelForImageTextToText`, and their numbers."""
-    import collections
-
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     from hf_captionrl.utils.io import installed_versions, write_json
