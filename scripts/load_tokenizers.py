@@ -2,10 +2,16 @@
 
 It runs in the environment that the installation of an archive made, so a class that needs a library which is no dependency
 fails, with the checkpoints that cannot be loaded without it. A checkpoint that is not in `TOKENIZERS` fails, too.
+
+    python scripts/load_tokenizers.py --model_types reproduction/results/model_types.json
+
+instead loads a tiny model of every vision-to-text type of transformers, and writes what `load_captioner` says.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import io
 import json
 import re
@@ -83,5 +89,78 @@ def main(root: Path = ROOT) -> int:
     return int(bool(faults))
 
 
+# --- Every vision-to-text type: a tiny model from the configuration of a related type ---------------------------------
+
+
+class Relative:
+    """`transformers`, whose classes of one model type are those of another one, where it has them."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+        import transformers
+
+        renamed = self.new + name[len(self.old) :] if name.startswith(self.old) else name
+        chosen = getattr(transformers, renamed if hasattr(transformers, renamed) else name)
+
+        def small(config: Any) -> Any:
+            with torch.device("meta"):
+                if chosen(config).num_parameters() > 3e6:
+                    raise ValueError("The related configuration leaves this type large.")
+            return chosen(config)
+
+        return small if name.endswith("ForConditionalGeneration") else chosen
+
+
+def result_of(kind: str) -> dict[str, str]:
+    """`result` of a model type, with the related type or the `reason`."""
+    import transformers
+
+    from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.captioners.loading import _family_of, registered
+    from tests.tiny import any_chat, chat
+
+    if (family := registered(kind)) is not None:
+        return {"result": "own family", "family": family.family}
+    try:
+        _family_of(transformers.AutoConfig.for_model(kind), kind)
+    except ValueError as error:
+        return {"result": "refused", "reason": str(error)}
+    outcome = {"result": "no tiny configuration"}
+    checked = any_chat.ANY_CHAT_TYPES
+    for related in (kind,) if kind in checked else (*checked, *chat.CHAT_TYPES):
+        prefixes = [transformers.CONFIG_MAPPING[n].__name__.removesuffix("Config") for n in (related, kind)]
+        model: Any = None
+        any_chat.transformers = chat.transformers = Relative(*prefixes)  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):  # whatever a class raises for a configuration of another one
+            model, processor = (any_chat.tiny_any_chat if related in checked else chat.tiny_chat)(related)
+        any_chat.transformers = chat.transformers = transformers  # type: ignore[attr-defined]
+        if model is not None and model.config.model_type == kind:
+            try:
+                load_captioner(model, processor=processor)
+                return {"result": "chat", "configuration_of": related}
+            except Exception as error:
+                if "differ from" in str(error):  # others only say that the configuration is not one of this type
+                    outcome = {"result": "refused", "reason": str(error), "configuration_of": related}
+    return outcome
+
+
+def write_model_types(file: Path) -> None:
+    """Write the result of every type of `AutoModelForImageTextToText`, and their numbers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    from hf_captionrl.utils.io import installed_versions, write_json
+
+    types = {kind: result_of(kind) for kind in sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)}
+    command = f"python scripts/load_tokenizers.py --model_types {file}"
+    counts = dict(collections.Counter(entry["result"] for entry in types.values()))
+    write_json(file, {"command": command, "versions": installed_versions(), "counts": counts, "types": types})
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--model_types"]:
+        sys.path.insert(0, str(ROOT))
+        sys.exit(write_model_types(Path(sys.argv[2])))
     sys.exit(main())

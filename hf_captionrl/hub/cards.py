@@ -50,6 +50,10 @@ def _code(value: Any) -> str:
     return json.dumps(str(value)).replace("`", "\\u0060")
 
 
+TASK = "image-text-to-text"  # transformers 5 has no pipeline for "image-to-text"
+PAPERS = {"smile": "2306.13460", "self_retrieval": "2304.01662", "sle": "2003.03749"}  # arXiv, by objective
+
+
 # --- Cards of measured models ----------------------------------------------------------------------------------------
 
 FACTS_FILE = "card.json"
@@ -99,7 +103,7 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
     columns = {column.key: column for column in COLUMNS}
     evaluations = [
         EvalResult(
-            task_type="image-to-text",
+            task_type=TASK,
             task_name="Image captioning",
             dataset_type=facts.dataset_id or facts.dataset,
             dataset_name=facts.dataset,
@@ -118,7 +122,8 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
         is_adapter=facts.is_adapter,
         language=facts.language,
         license=facts.license,
-        pipeline_tag="image-text-to-text" if facts.family == "chat" else "image-to-text",
+        pipeline_tag=TASK,
+        paper=PAPERS.get(facts.objective),
         tags=["image-captioning", "hf_captionrl", facts.objective],
         model_name=facts.model_id.rpartition("/")[2],
         eval_results=evaluations,
@@ -135,13 +140,15 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
         retrieval_key="rd100_recall_at_1" if row["rd100_recall_at_1"] is not None else "pool_recall_at_1",
         table=results_markdown(rows, columns=COLUMNS, title=""),
         seed=results["seed"],
+        paper=PAPERS.get(facts.objective),
         versions=public_versions(results.get("versions", {})),
     )
 
 
 def _model_data(
-    base_model: str | None, dataset_id: str | None, *, is_adapter: bool, license: str, **more: Any
+    base_model: str | None, dataset_id: str | None, *, is_adapter: bool, license: str, paper: str | None, **more: Any
 ) -> ModelCardData:
+    more["tags"] += [f"arxiv:{paper}"] if paper else []
     if not re.fullmatch(r"[A-Za-z0-9.+-]+", license):  # terms in words, for which the Hub has no identifier
         more["license_name"] = "-".join(re.findall(r"[a-z0-9.+]+", license.lower())) or "other"
         license = "other"
@@ -241,10 +248,8 @@ def write_unmeasured_card(
         base_model = Path(local_base).name if local_base else read_object(adapter).get("base_model_name_or_path")
     base_model = base_model or training.get("base_model")
     license, family = license or "other", settings.get("family", "")
-    task = "image-to-text"
-    if family in ("", "chat"):
-        sees = any((folder / name).is_file() for name in PROCESSORS)
-        task = "image-text-to-text" if sees else "text-generation"
+    sees = family or any((folder / name).is_file() for name in PROCESSORS)
+    task, paper = TASK if sees else "text-generation", PAPERS.get(training.get("objective"))
     data = _model_data(
         base_model,
         dataset_id,
@@ -252,6 +257,7 @@ def write_unmeasured_card(
         language=language,
         license=license,
         pipeline_tag=task,
+        paper=paper,
         tags=["image-captioning", "hf_captionrl"] if family else ["hf_captionrl"],
     )
     parts = (value.items() if isinstance(value, dict) else [(name, value)] for name, value in training.items())
@@ -269,6 +275,7 @@ def write_unmeasured_card(
         prompt=settings.get("prompt") or "",
         training={name: value for part in parts for name, value in part if value not in (None, "", [])},
         table=_table_of_run(folder),
+        paper=paper,
     )
     _write_missing_manifest(folder)
     return atomic_write_text(folder / "README.md", card)

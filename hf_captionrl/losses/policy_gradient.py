@@ -10,12 +10,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-LossType = Literal["grpo", "dapo", "dr_grpo", "sum"]
+LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "sum"]
 """How the terms of the tokens are added up, with TRL's names: `"grpo"`, the mean over the tokens of each caption, then over
 captions (DiscriTune's code); `"dapo"`, the sum divided by the tokens of the whole step (SLE's code); `"dr_grpo"`, the sum
-divided by captions times the maximum length; and `"sum"`, the sum divided by captions (the papers' formulas)."""
+divided by captions times the maximum length; `"bnpo"`, the sum divided by the tokens of the micro-batch; and `"sum"`, the sum
+divided by captions (the papers' formulas). `"cispo"` adds up as `"dapo"`, `"sapo"` as `"grpo"`, with another ratio."""
 
 LOSS_TYPES: tuple[str, ...] = get_args(LossType)
+_SAPO_TEMPERATURES = (1.0, 1.05)  # for positive and other advantages, as in the paper (arXiv 2511.20347)
 _MAX_EXPONENT = 60.0  # nats: e^60 = 1e26 can still be multiplied and summed in fp32, where exp overflows at 88
 
 
@@ -35,12 +37,14 @@ def _check(log_probs: Tensor, mask: Tensor, loss_type: str) -> None:
 def _weights(mask: Tensor, loss_type: str, dtype: torch.dtype) -> Tensor:
     """`(N, T)` weight of each token in its caption, in fp32 or higher."""
     weights = mask.to(torch.promote_types(dtype, torch.float32))
-    return weights / weights.sum(1, keepdim=True).clamp(min=1) if loss_type == "grpo" else weights
+    if loss_type == "bnpo":
+        return weights * (len(mask) / weights.sum().clamp(min=1))
+    return weights / weights.sum(1, keepdim=True).clamp(min=1) if loss_type in ("grpo", "sapo") else weights
 
 
 def loss_normalizer(mask: Tensor, loss_type: LossType, max_completion_length: int | None = None) -> Tensor | int:
     """Z of [`policy_gradient_loss`]: captions, tokens, or captions times their maximum length; `mask` is `(N, T)`."""
-    if loss_type == "dapo":
+    if loss_type in ("dapo", "cispo"):
         return mask.sum().clamp(min=1)
     if loss_type != "dr_grpo":
         return max(len(mask), 1)
@@ -74,6 +78,7 @@ def policy_gradient_loss(
     loss_type: LossType = "grpo",
     old_log_probs: Tensor | None = None,
     epsilon: float | None = None,
+    epsilon_high: float | None = None,
     ref_log_probs: Tensor | None = None,
     beta: float = 0.0,
     entropy: Tensor | None = None,
@@ -86,7 +91,9 @@ def policy_gradient_loss(
     Reference: Williams 1992 (REINFORCE); Dessi et al. 2023, Eq. 1; Schulman et al. 2017, Eq. 7, for the clipped ratio.
     With `w` the weight of a token (see `LossType`), `A` its advantage, in the papers that of its caption, and `Z` the normaliser:
     `loss = -1/Z sum_nt w_nt [A_nt log p_nt - beta k_nt + entropy_weight H_nt]`. With `old_log_probs`,
-    `A log p` becomes `min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)`, where `r = p / p_old`. `k = exp(d) - d - 1` with
+    `A log p` becomes `min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`, where `r = p / p_old`; with `"cispo"`
+    `min(r, epsilon_high) A log p`, whose ratio has no gradient, and with `"sapo"` `4 A sigmoid(u (r - 1)) / u`, where `u` is
+    1 for positive and 1.05 for other advantages. `k = exp(d) - d - 1` with
     `d = log p_ref - log p` is an unbiased, non-negative estimate of KL(p, p_ref) from the sampled token. The sampling
     itself is not differentiated, so that the gradient of `k` is that of KL(p_ref, p), as in GRPO.
 
@@ -98,6 +105,7 @@ def policy_gradient_loss(
         loss_type: Way of adding up the tokens, see `LossType`.
         old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the sampling policy.
         epsilon (`float`, *optional*): Range of the clipped ratio; None does not clip.
+        epsilon_high (`float`, *optional*): Upper range, by default `epsilon`; with `"cispo"` the largest ratio.
         ref_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the reference model.
         beta (`float`): Weight of the KL penalty.
         entropy (`torch.Tensor` of shape `(N, T)`, *optional*): Entropy of the distribution of each token, in nats.
@@ -144,8 +152,15 @@ def policy_gradient_loss(
     else:
         ratio = _exp(log_probs - torch.where(mask, old_log_probs, 0.0))
         gain = ratio * advantage
-        if epsilon is not None:
-            clipped = ratio.clamp(1 - epsilon, 1 + epsilon) * advantage
+        if loss_type == "cispo":
+            bound = torch.inf if epsilon_high is None else epsilon_high
+            gain = ratio.clamp(max=bound).detach() * advantage * log_probs
+        elif loss_type == "sapo":
+            sharpness = torch.where(advantage > 0, *_SAPO_TEMPERATURES)
+            gain = torch.sigmoid(sharpness * (ratio - 1)) * 4 / sharpness * advantage
+        elif epsilon is not None:
+            high = epsilon if epsilon_high is None else epsilon_high
+            clipped = ratio.clamp(1 - epsilon, 1 + high) * advantage
             named["clipped_share"] = ((clipped < gain).float() * means).sum().detach()
             gain = torch.minimum(gain, clipped)
     if ref_log_probs is not None:

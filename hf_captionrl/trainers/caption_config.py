@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -63,6 +64,32 @@ RL_REFUSED: Refused = {
     "train_sampling_strategy": (_only("random"), "Batches are rollouts of random images or of bags (bag_schedule)."),
 }
 """Refused by the reinforcement-learning trainers."""
+
+TRL_NAMES = {
+    "Evaluation generates one caption per image. Use generation_num_beams.": "num_generations_eval",
+    "A rollout is an optimizer step. Use per_device_train_batch_size.": "steps_per_generation",
+    "Use generation_kwargs.": "cache_implementation|min_p|repetition_penalty",
+    "Use prompt.": "chat_template_kwargs",
+    "Use scale_rewards.": "normalize_advantages",
+    "Use entropy_weight, which is constant.": r"entropy_(coef\w*|target)|use_adaptive_entropy",
+    "The importance ratio is that of a token. Use epsilon and epsilon_high.": "delta|importance_sampling_level|"
+    r"off_policy_mask_threshold|top_entropy_quantile|vespo_\w+",
+    "The gradient of the penalty is that of KL(p_ref, p). Use beta.": "use_bias_correction_kl",
+    "SAPO's temperatures are those of its paper. Leave it out.": r"sapo_temperature_\w+",
+    "Rewards are added up as they are. Use reward_weights.": "multi_objective_aggregation|reward_clip_range",
+    "The reference is the initial captioner. Use beta.": r"ref_model_\w+|sync_ref_model",
+    "Use log_completions and report_to.": "log_completions_hub_repo|log_multimodal|log_unique_prompts",
+    "Images are always shuffled. Use data_seed.": "shuffle_dataset",
+    "Code of checkpoints is never run. Leave it out.": "trust_remote_code",
+    "The captioner generates alone. Use SelfRetrievalGRPOTrainer.": r"(use_)?(vllm|transformers_)\w*|ds3_\w+|max_tool_\w+",
+    "The captioner decides it. Leave it out.": "cast_lm_head_to_fp32|disable_dropout|pad_to_multiple_of|router_aux_loss_coef",
+}
+"""Options of TRL's `GRPOConfig` and `RLOOConfig` that the reinforcement-learning trainers lack, by what to use instead."""
+
+
+def trl_remedy(name: str) -> str:
+    """What to use instead of an option of TRL, after a blank; empty for other names."""
+    return next((f" {remedy}" for remedy, names in TRL_NAMES.items() if re.fullmatch(names, name)), "")
 
 
 def refuse_unsupported(args: CaptionConfig) -> None:

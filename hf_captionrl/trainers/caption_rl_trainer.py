@@ -41,7 +41,7 @@ from hf_captionrl.rewards import (
     resolve_rewards,
 )
 from hf_captionrl.rewards.advantages import compute_advantages
-from hf_captionrl.trainers.caption_config import RL_REFUSED, CaptionConfig, Refused
+from hf_captionrl.trainers.caption_config import RL_REFUSED, CaptionConfig, Refused, trl_remedy
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer, loader_settings
 from hf_captionrl.trainers.guard import GuardAction, GuardCallback, GuardThresholds
 from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy
@@ -98,8 +98,9 @@ class CaptionRLConfig(CaptionConfig):
     loss_type: LossType = documented(
         "grpo",
         "Loss of a step from its tokens: 'grpo', the mean over the tokens of each caption; 'dapo', the sum divided by "
-        "all tokens of the step; 'dr_grpo', the sum divided by captions times max_completion_length; 'sum', the sum "
-        "divided by captions, as the papers print it.",
+        "all tokens of the step; 'dr_grpo', the sum divided by captions times max_completion_length; 'bnpo', the sum divided by "
+        "the tokens of the micro-batch; 'cispo' and 'sapo', 'dapo' and 'grpo' with a clipped weight or a smooth gate instead of the "
+        "clipped ratio; 'sum', the sum divided by captions, as the papers print it.",
     )
     entropy_weight: Annotated[float, Range(at_least=0)] = documented(
         0.0, "Bonus for the entropy of each token's distribution, in nats."
@@ -109,7 +110,13 @@ class CaptionRLConfig(CaptionConfig):
     )
     num_iterations: Positive = documented(1, "Optimizer steps for each rollout; above 1 with an importance ratio.")
     epsilon: Annotated[float, Range(above=0, below=1)] = documented(
-        0.2, "The importance ratio is clipped to [1 - eps, 1 + eps]."
+        0.2, "The importance ratio is clipped to [1 - epsilon, 1 + epsilon_high]."
+    )
+    epsilon_high: Annotated[float, Range(above=0)] | None = documented(
+        None, "None: epsilon. With loss_type='cispo' the largest importance ratio; its paper has 5."
+    )
+    mask_truncated_completions: bool = documented(
+        False, "Leave truncated captions out of the loss. They are rewarded, also for the baseline."
     )
     bag_schedule: dict[Any, int] | str | None = documented(
         None, "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', or a number."
@@ -138,6 +145,12 @@ class CaptionRLConfig(CaptionConfig):
         "only one scorer.",
     )
 
+    def __new__(cls, *args: Any, **settings: Any) -> CaptionRLConfig:  # the constructor of a dataclass names no remedy
+        for name in settings:
+            if remedy := trl_remedy(name):
+                raise ValueError(f"{name} of TRL is not supported here.{remedy}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check()
@@ -161,6 +174,8 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(
                 f"generation_kwargs holds {min(elsewhere)!r}, which the loss does not see. Set that field."
             )
+        if self.loss_type == "cispo" and not (self.epsilon_high or 0) >= 1:
+            raise ValueError(f"epsilon_high is {self.epsilon_high}, which loss_type='cispo' clips at. Use 1 or more.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
         self.bag_schedule = parse_bag_schedule(self.bag_schedule)  # type: ignore[assignment]
@@ -449,24 +464,24 @@ class RolloutEngine(RewardedImages):
 
     def _fill(self, micro_batches: list[dict[str, Any]], completions: Completions, advantages: Tensor) -> None:
         """Replace the captions of the data by the completions; `advantages` `(N,)` of captions or `(N, T)` of tokens."""
-        args, start = self.args, 0
+        args, start, mask = self.args, 0, completions.mask
+        if args.mask_truncated_completions:
+            mask = mask & completions.ended[:, None]
         for index, inputs in enumerate(micro_batches):
             here = slice(start, start + len(inputs["rows"]) * args.num_generations)
             start = here.stop
-            inputs.update(self.policy.encode_completions(completions.ids[here], completions.mask[here]))
+            inputs.update(self.policy.encode_completions(completions.ids[here], mask[here]))
             inputs["micro_batch"] = index
             values = advantages[here].to(args.device, torch.float32)
             if values.ndim == 2:  # of the tokens, which stand behind the prompt in the labels
                 supervised = self.policy.align_labels(inputs["labels"]) != IGNORE_INDEX
                 rows = torch.zeros(supervised.shape, device=values.device)
-                values = rows.masked_scatter(
-                    supervised.to(values.device), values[completions.mask[here].to(values.device)]
-                )
+                values = rows.masked_scatter(supervised.to(values.device), values[mask[here].to(values.device)])
             inputs["advantages"] = values
             if self.reference is not None:
                 with torch.no_grad(), reference_policy(self.reference, self.policy) as reference:
                     inputs["ref_log_probs"] = token_log_probs(reference, inputs, args)[0]
-        number = loss_normalizer(completions.mask, args.loss_type, args.max_completion_length)
+        number = loss_normalizer(mask, args.loss_type, args.max_completion_length)
         self.normalizer = float(self.gather(torch.tensor([float(number)], dtype=torch.float64)).sum())
 
     # A checkpoint between two iterations holds the rollout in use, without images, which the data loader reads again.
@@ -723,6 +738,7 @@ class CaptionRLTrainer(CaptionTrainer):
             loss_type=args.loss_type,  # type: ignore[arg-type]
             old_log_probs=old,
             epsilon=args.epsilon,
+            epsilon_high=args.epsilon_high,
             ref_log_probs=inputs.get("ref_log_probs"),
             beta=args.beta,
             entropy=entropy,

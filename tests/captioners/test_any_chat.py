@@ -17,7 +17,7 @@ from tests.captioners.models import ANY_CHAT, build
 from tests.captioners.test_families import CAPTIONS, built, gradients, own_log_probs, some_images
 from tests.tolerances import assert_close
 
-GENERATED = {"qwen3_5", "lfm2_vl", "minicpmv4_6"}
+GENERATED = {"qwen3_5", "qwen4_exp", "lfm2_vl", "minicpmv4_6"}
 """With caches of states, whose rows the package's loop cannot select."""
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import datasets
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
+from transformers.pipelines import SUPPORTED_TASKS
 
 from hf_captionrl.apps.experiments.arguments import load_row
 from hf_captionrl.cli import main
@@ -22,9 +23,13 @@ from hf_captionrl.hub import (
     write_manifest,
     write_model_card,
 )
+from hf_captionrl.hub.cards import write_unmeasured_card
+from hf_captionrl.scenes.dataset import CONFIGURATIONS
+from hf_captionrl.trainers.publishing import write_run
 from tests.apps.boosting.doubles import endpoint_answer, scenes
 from tests.apps.boosting.server import ChatServer
 from tests.apps.boosting.test_command import photographs
+from tests.captioners.models import captioner_of
 from tests.hub.folders import FACTS, make_results, make_row, publishable
 from tests.hub.server import WRITE
 from tests.tiny import tiny_captioner, tiny_images
@@ -38,7 +43,9 @@ def test_metadata_is_read_back_by_the_hub_client():
     data = ModelCard(render_model_card(make_results(), FACTS)).data
     assert data.license == "bsd-3-clause"
     assert data.base_model == "Salesforce/blip-image-captioning-base"
-    assert data.pipeline_tag == "image-to-text"
+    assert data.pipeline_tag == "image-text-to-text"
+    assert {result.task_type for result in data.eval_results} == {"image-text-to-text"}
+    assert "arxiv:2306.13460" in data.tags
     values = {result.metric_type: result for result in data.eval_results}
     row = make_row("SMILE")
     assert {key: value.metric_value for key, value in values.items()} == {
@@ -156,22 +163,19 @@ def run_block(code):
     return out.getvalue().strip(), names
 
 
-def test_code_of_a_chat_model_runs_as_printed(tmp_path, monkeypatch):
-    from hf_captionrl.captioners import load_captioner
-    from tests.tiny.chat import tiny_chat
-
-    model, processor = tiny_chat("llava")
-    captioner = load_captioner(model, processor=processor, prompt="What is in the picture?")
+@pytest.mark.parametrize("name", ["llava", "git", "vit-gpt2"])  # the others: test_end_to_end.py
+def test_code_of_the_card_runs_as_printed(name, tmp_path, monkeypatch):
+    captioner = captioner_of(name, prompt="What is in the picture?" if name == "llava" else "")
     publishable(tmp_path / "model", captioner=captioner, model_id="model", generation={"max_new_tokens": 4})
     tiny_images(1, size=64)[0].save(tmp_path / "model" / "photo.jpg")
     monkeypatch.chdir(tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text()
     said = [run_block(code)[0] for code in blocks(card)]
-    assert len(said) == 2
+    assert len(said) == (2 if name == "llava" else 1)
     assert said[0]
-    assert said[0] == said[1]
-    assert "apply_chat_template" in card
-    assert "pipeline_tag: image-text-to-text" in card
+    assert said[0] == said[-1]
+    assert ("apply_chat_template" in card) == (name == "llava")
+    assert "https://huggingface.co/papers/2306.13460" in card
 
 
 @pytest.mark.parametrize("family", ["blip", "chat"])
@@ -184,6 +188,31 @@ def test_adapter_card_contains_the_pinned_base_model(family):
     assert "PeftModel.from_pretrained" in card
     for code in blocks(card):
         compile(code, "card", "exec")
+
+
+@pytest.mark.parametrize(("objective", "paper"), [("sle", "2003.03749"), ("mle", None)])
+def test_cards_link_the_paper_of_their_objective(objective, paper, tmp_path):
+    tiny_captioner("blip").save_pretrained(tmp_path)
+    write_run(tmp_path, training={"objective": objective})
+    unmeasured = write_unmeasured_card(tmp_path, model_id="me/model").read_text()
+    measured = render_model_card(make_results(), replace(FACTS, objective=objective, reward="CIDEr-D."))
+    for card in (unmeasured, measured):
+        linked = re.findall(r"\(https://huggingface.co/papers/(.*?)\)", card)
+        assert linked == ([paper] if paper else [])
+        assert [tag for tag in ModelCard(card).data.tags if "arxiv" in tag] == [f"arxiv:{name}" for name in linked]
+        assert ModelCard(card).data.pipeline_tag in SUPPORTED_TASKS
+
+
+def test_benchmarks_have_tasks_of_their_configurations():
+    """The keys that the Hub documents; it also wants a known framework, which cannot be checked here."""
+    for name, configurations in (("truematch", ["default"]), ("scenes", list(CONFIGURATIONS))):
+        benchmark = yaml.safe_load(Path("hub_cards", f"{name}.eval.yaml").read_text())
+        assert benchmark.keys() == {"name", "description", "evaluation_framework", "tasks"}
+        assert [(task["config"], task["split"]) for task in benchmark["tasks"]] == [
+            (c, "test") for c in configurations
+        ]
+        entries = [{"dataset": {"id": "me/bench", "task_id": task["id"]}, "value": 0.5} for task in benchmark["tasks"]]
+        assert eval_result_entries_to_yaml(parse_eval_result_entries(entries)) == entries
 
 
 def test_card_of_a_model_without_results(tmp_path, capfd):

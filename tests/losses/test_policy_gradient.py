@@ -1,5 +1,6 @@
 """The policy gradient equals plain loops, also in edge cases, and rejects invalid input."""
 
+import itertools
 import math
 from collections import defaultdict
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
 from tests.tolerances import assert_close, close, within
@@ -177,19 +178,19 @@ def test_invalid_arguments_raise(changes, name):
         policy_gradient_loss(**{key: b[key] for key in ("log_probs", "advantages", "mask")} | changes)
 
 
-def trl_loss(b: dict[str, Tensor], loss_type: str, *, ratio: bool, beta: float) -> Tensor:
+def trl_loss(b: dict[str, Tensor], loss_type: str, *, ratio: bool, beta: float, high: float = 0.2) -> Tensor:
     """`GRPOTrainer._compute_loss` with given log-probabilities instead of a model."""
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *args, **kwargs: (b["log_probs"], b["entropy"], None),
         accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
-        args=SimpleNamespace(use_bias_correction_kl=False, steps_per_generation=1),
+        args=GRPOConfig("out", use_cpu=True, bf16=False, steps_per_generation=1, use_bias_correction_kl=False),
         model=SimpleNamespace(training=True),
         _metrics={"train": defaultdict(list)},
         current_gradient_accumulation_steps=1,
         loss_type=loss_type,
         beta=beta,
         epsilon_low=0.2,
-        epsilon_high=0.2,
+        epsilon_high=high,
         max_completion_length=LONGEST,
         importance_sampling_level="token",
         top_entropy_quantile=1.0,
@@ -198,7 +199,6 @@ def trl_loss(b: dict[str, Tensor], loss_type: str, *, ratio: bool, beta: float) 
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
     )
-    trainer.args.delta = None  # clips from above, which is off
     mask = b["mask"].long()
     inputs = {
         "prompt_ids": torch.zeros(4, 1).long(),
@@ -215,15 +215,26 @@ def trl_loss(b: dict[str, Tensor], loss_type: str, *, ratio: bool, beta: float) 
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "ratio", "beta"),
-    [("grpo", False, 0.3), ("grpo", True, 0.3), ("dapo", True, 0.0), ("dr_grpo", True, 0.3)],
+    ("loss_type", "ratio", "beta", "high"),
+    [
+        ("grpo", False, 0.3, 0.2),
+        ("grpo", True, 0.3, 0.2),
+        ("grpo", True, 0.3, 0.5),
+        ("dapo", True, 0.0, 0.2),
+        ("dr_grpo", True, 0.3, 0.2),
+        ("bnpo", True, 0.3, 0.5),
+        ("cispo", True, 0.3, 1.1),
+        ("cispo", False, 0.3, 5.0),
+        ("sapo", True, 0.3, 0.2),
+        ("sapo", False, 0.3, 0.2),
+    ],
 )
-def test_gradient_equals_that_of_trl(loss_type, ratio, beta):
+def test_gradient_equals_that_of_trl(loss_type, ratio, beta, high):
     """Without a ratio TRL's loss has another value, `A` instead of `A log p`, and the same gradient."""
     b = batch()
     b["log_probs"].requires_grad_()
-    ours = loss_of(b, loss_type=loss_type, old=ratio, clip=0.2, beta=beta)["loss"]
-    theirs = trl_loss(b, loss_type, ratio=ratio, beta=beta)
+    ours = loss_of(b, loss_type=loss_type, old=ratio, clip=0.2, epsilon_high=high, beta=beta)["loss"]
+    theirs = trl_loss(b, loss_type, ratio=ratio, beta=beta, high=high)
     gradients = [torch.autograd.grad(loss, b["log_probs"])[0] for loss in (ours, theirs)]
     assert gradients[0].abs().max() > 1e-2
     assert_close(*gradients)
@@ -235,7 +246,9 @@ def test_other_loss_type_has_another_gradient():
     """Negative control: captions of different lengths distinguish the loss types."""
     b = batch()
     b["log_probs"].requires_grad_()
-    losses = [trl_loss(b, loss_type, ratio=True, beta=0.0) for loss_type in ("grpo", "dapo", "dr_grpo")]
-    one, two, three = (torch.autograd.grad(loss, b["log_probs"])[0] for loss in losses)
-    assert (one - two).abs().max() > 1e-3
-    assert (two - three).abs().max() > 1e-3
+    kinds = {"grpo": 0.2, "dapo": 0.2, "dr_grpo": 0.2, "cispo": 1.1, "sapo": 0.2}
+    losses = [trl_loss(b, loss_type, ratio=True, beta=0.0, high=high) for loss_type, high in kinds.items()]
+    losses.append(trl_loss(b, "dapo", ratio=True, beta=0.0, high=0.5))
+    gradients = [torch.autograd.grad(loss, b["log_probs"])[0] for loss in losses]
+    for one, other in itertools.combinations(gradients, 2):
+        assert (one - other).abs().max() > 1e-4

@@ -13,7 +13,9 @@ import transformers
 from tests.tiny import _MEAN_STD, _SQUARE, _VISION, HIDDEN
 from tests.tiny.chat import _TEMPLATE, GRID, LLAVA, _finish, _text, chat_tokenizer, qwen
 
-ANY_CHAT_TYPES = tuple("gemma4 qwen3_5 qwen3_vl_moe llava_next mistral3 lfm2_vl glm4v molmo2 minicpmv4_6".split())
+ANY_CHAT_TYPES = tuple(
+    "gemma4 qwen3_5 qwen4_exp qwen3_vl_moe llava_next mistral3 lfm2_vl glm4v molmo2 minicpmv4_6".split()
+)
 _WITHOUT_START = _TEMPLATE.replace("{{ bos_token }}", "")
 _ENCODER = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN}
 _LAYERS = {**_ENCODER, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
@@ -64,6 +66,14 @@ def _gemma4() -> tuple[Any, Any]:
 
 def _qwen3_5() -> tuple[Any, Any]:
     return qwen("Qwen3_5", {**GRID, "num_position_embeddings": 16}, "Qwen3VL", **_HYBRID)
+
+
+def _qwen4_exp() -> tuple[Any, Any]:
+    experts = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 4}
+    indexer = {"n_heads": 2, "kv_heads": 1, "head_dim": 16, "budget": 64, "compress_ratio": 4}
+    text = {**_HYBRID, **experts, **{f"indexer_{name}": value for name, value in indexer.items()}}
+    text |= {"num_experts_per_tok": 2, "hc_count": 2, "hc_lowrank": 8, "ple_layer_ids": [], "split_ngram_parts": 1}
+    return qwen("Qwen4Exp", {**GRID, "num_position_embeddings": 16}, "Qwen3VL", **text)
 
 
 def _qwen3_vl_moe() -> tuple[Any, Any]:
@@ -212,12 +222,17 @@ def _minicpmv4_6() -> tuple[Any, Any]:
         named |= {f"{part}_start_token": f"<{part}>", f"{part}_end_token": f"</{part}>"}
     tokenizer = chat_tokenizer(tuple(named.values()), **named)
     text = {**_text(tokenizer, model_type="qwen3_5_text"), **_HYBRID}
+    markers = {
+        f"{name[:-6]}_id": _ids(tokenizer, token)[0] for name, token in named.items()
+    }  # MiniCPM-V 4.7 reads them
     config = transformers.MiniCPMV4_6Config(
         text_config=text,
         vision_config={**_VISION, "image_size": 64, "patch_size": 4},
         insert_layer_id=0,
         image_token_id=_ids(tokenizer, "<|image_pad|>")[0],
         video_token_id=_ids(tokenizer, "<|video_pad|>")[0],
+        newline_id=tokenizer("\n").input_ids[0],
+        **markers,
     )
     size = {"scale_resolution": 32, "patch_size": 4, "max_slice_nums": 4}
     images = transformers.MiniCPMV4_6ImageProcessor(**size, **_MEAN_STD)

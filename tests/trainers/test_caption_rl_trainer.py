@@ -136,6 +136,30 @@ def test_a_second_iteration_reuses_the_rollout(tmp_path, scenes):
     assert not (kept[0][0].shape == kept[2][0].shape and torch.equal(kept[0][0], kept[2][0]))
 
 
+@pytest.mark.parametrize(("loss_type", "longest"), [("dapo", 6), ("bnpo", 6), ("grpo", 1)])
+def test_truncated_captions_are_left_out_of_the_loss(tmp_path, scenes, loss_type, longest):
+    """A plain loop over the captions that ended; with one token, none does."""
+    settings = {**SAMPLED, "loss_type": loss_type, "max_completion_length": longest, "temperature": 1.0}
+    settings |= {"num_generations": 2, "mask_truncated_completions": True, "per_device_train_batch_size": 16}
+    trainer = build(tmp_path, scenes["train"], **settings)
+    rollouts = spy_on(trainer.rollouts, "roll_out")
+    trainer.train()
+    ((context, _, advantages),) = rollouts
+    plain, total = captioner(), torch.zeros(())
+    images = plain.encode_images([open_image(scenes["train"][row]["image"]) for row in context.rows.tolist()])
+    assert bool(context.ended.any()) == (longest > 1)
+    assert not context.ended.all()
+    for n in torch.nonzero(context.ended).flatten().tolist():
+        batch = plain.encode_completions(context.ids[n : n + 1], context.mask[n : n + 1])
+        pixels = images["pixel_values"][n // 2 : n // 2 + 1]
+        total = total - advantages[n] * plain.log_probs({**batch, "pixel_values": pixels}, of_generation=True).sum()
+    if longest == 1:
+        assert largest_difference(weights(trainer), dict(plain.model.named_parameters())) == 0
+    else:
+        tokens = context.mask[context.ended].sum()
+        assert_one_plain_step(weights(trainer), plain.model, total / tokens, ulps=256)
+
+
 @pytest.mark.parametrize("adapter", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_kl_penalty_keeps_the_policy_near_the_reference(tmp_path, scenes, adapter):
     arguments = {**SAMPLED, **LOGGED, "max_steps": 6, "optim": "adamw_torch", "freeze_vision_tower": True}

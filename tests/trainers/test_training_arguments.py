@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 from typing import Any
 
 import pytest
 import torch
 from accelerate.parallelism_config import ParallelismConfig
+from trl import GRPOConfig, RLOOConfig
 
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.trainers import (
@@ -21,6 +23,7 @@ from hf_captionrl.trainers import (
     SmileSFTConfig,
     SmileTrainer,
 )
+from hf_captionrl.trainers.caption_config import TRL_NAMES, trl_remedy
 from hf_captionrl.trainers.policy import refuse_data_parallel
 from tests.tiny import tiny_captioner
 from tests.tolerances import resolution
@@ -59,6 +62,8 @@ REFUSED: dict[type, dict[str, Any]] = {
         "scale_rewards": "image",
         "beta": -0.1,
         "guard": "pray",
+        "loss_type": "vespo",
+        "epsilon_high": 0.0,
     },
     SelfRetrievalConfig: {"similarity_scale": "blog", "retrieval_weight": math.nan, "dataloader_drop_last": False},
     SLEConfig: {
@@ -83,6 +88,8 @@ CONTRADICTIONS = [
     (SmileConfig, {"model_init_kwargs": {"dtype": "bf16"}}, "dtype 'bf16'"),
     (SmileConfig, {"model_init_kwargs": {"trust_remote_code": True}}, "trust_remote_code"),
     (CaptionRLConfig, {"scale_rewards": True}, "num_generations"),
+    (CaptionRLConfig, {"loss_type": "cispo"}, "epsilon_high"),
+    (SelfRetrievalConfig, {"num_generations_eval": 2}, "num_generations_eval of TRL .*generation_num_beams"),
     (SelfRetrievalConfig, {"bag_schedule": "weekly"}, "bag_schedule"),
     (SelfRetrievalConfig, {"cider_weight": 0.5, "do_sample": False}, "do_sample"),
     (SelfRetrievalConfig, {"num_generations": 2, "do_sample": False}, "do_sample"),
@@ -113,6 +120,15 @@ def test_defaults_work_without_an_accelerator_and_warn_of_nothing(config, tmp_pa
 def test_refused_by_the_configuration(config, settings, named, tmp_path):
     with pytest.raises(ValueError, match=named):
         config(str(tmp_path), use_cpu=True, bf16=False, **settings)
+
+
+def test_every_option_of_trl_is_ours_or_refused_with_a_remedy():
+    ours = {field.name for field in dataclasses.fields(CaptionRLConfig)}
+    theirs = {field.name for kind in (GRPOConfig, RLOOConfig) for field in dataclasses.fields(kind)}
+    assert [name for name in sorted(theirs | ours) if trl_remedy(name)] == sorted(theirs - ours)
+    for text in TRL_NAMES:  # a remedy names an option that exists
+        for word in re.findall(r"(?<=Use )\w+|(?<= and )\w+_\w+", text):
+            assert word in ours or word == "SelfRetrievalGRPOTrainer", text
 
 
 def test_a_field_set_later_is_refused_by_the_trainer(tmp_path, scenes):

@@ -20,6 +20,7 @@ import yaml
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.cli.train import METHODS
 from hf_captionrl.data.options import LoadingArguments, SplitArguments
+from hf_captionrl.trainers.caption_config import trl_remedy
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 from hf_captionrl.trainers.publishing import LAST_CHECKPOINT, deciding_settings
@@ -347,7 +348,10 @@ def set_total_batch(config: Any, total: int) -> None:
 
 
 def _suggestion(parser: argparse.ArgumentParser, name: str, prefix: str = "") -> str:
-    near = difflib.get_close_matches(name.replace("-", "_"), [action.dest for action in parser._actions], n=1)
+    name = name.replace("-", "_")
+    if remedy := trl_remedy(name):
+        return remedy
+    near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=1)
     return f" Use {prefix + near[0]!r}, or --help for the list." if near else " Use --help for the list of arguments."
 
 
