@@ -19,6 +19,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only reproduction/ is on the path
 from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, load_captioner, load_scorer
@@ -62,7 +63,7 @@ def make_split(name: str, seed: int) -> datasets.Dataset:
 
 
 def numbers(captions: Sequence[str], test: datasets.Dataset, scorer: Any) -> dict[str, float]:
-    """R@1 by image and by concept, shares of right facts that are stated, and of wrong claims."""
+    """R@1 by image, by concept and of another view, shares of right facts that are stated, and of wrong claims."""
     text, images = scorer.text_features(spoken(captions)).cpu(), scorer_features(scorer, test)
     checks = [check(caption, facts) for caption, facts in zip(captions, test["facts"], strict=True)]
     claims = [*(claim for one in checks for claim in one.wrong), *(claim for one in checks for claim in one.right)]
@@ -74,7 +75,13 @@ def numbers(captions: Sequence[str], test: datasets.Dataset, scorer: Any) -> dic
     result["wrong"] = sum(len(one.wrong) for one in checks) / max(len(claims), 1)
     result["words"] = float(np.mean([len(caption.split()) for caption in captions]))
     result["image_recall_at_1"] = self_retrieval(text, images)["recall_at_1"]
-    return result | {"concept_recall_at_1": self_retrieval(text, images, concepts=test["concept"][:])["recall_at_1"]}
+    result["concept_recall_at_1"] = self_retrieval(text, images, concepts=test["concept"][:])["recall_at_1"]
+    # Another view of the same thing, alone among the images of other things.
+    scores, things, hits = text @ images.T, np.array(test["concept"][:]), list[bool]()
+    for row, line in enumerate(scores):
+        best = float(line[torch.from_numpy(things != things[row])].max())
+        hits += [float(line[view]) > best for view in np.flatnonzero(things == things[row]) if view != row]
+    return result | {"other_view_recall_at_1": float(np.mean(hits))}
 
 
 def run(seed: int) -> dict[str, Any]:
