@@ -3,7 +3,7 @@
 - Pages made of reproduction/paper_index.yaml, reproduction/findings.yaml and reproduction/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json, or of several runs, `RUN, RUN`,
   and `<!-- table RUN: Heading | row; row -->` for some of its rows;
-  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
+  `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
   `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
   `<!-- logged_keys TRAINER -->` are rows of docs/logged_keys.yaml. Where `<!-- /table -->` (or another name) follows, the rows are
   committed too, for readers on GitHub: `python scripts/docs_hooks.py` writes them, and a test compares them.
@@ -200,10 +200,6 @@ def _table(name: str, arguments: str | None) -> str | None:
             if found
             else None
         )
-    elif name == "metric_audit":
-        from reproduction.metric_audit import tables
-
-        return tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
     elif name in (known := {**hacking.TABLES, **worlds.TABLES}):
         run, section = known[name]
         record = campaign()[2].get(run)

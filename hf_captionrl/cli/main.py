@@ -91,7 +91,7 @@ COMMANDS: tuple[Command, ...] = (
 # fmt: on
 
 WITHDRAWN = {
-    "audit-metric": "the table of docs/metrics.md, or `python reproduction/metric_audit.py` in the repository",
+    "audit-metric": "reproduction/metric_audit.md in the repository",
     "benchmark": "`captionrl truematch evaluate` with ImageCoDe's folder; Winoground and MMVP-VLM evaluate scorers only",
     "doctor": "`captionrl env`",
     "explain": "`captionrl evaluate`, which has the ranks of every caption",
