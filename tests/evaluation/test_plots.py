@@ -48,7 +48,7 @@ def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path, fig
     panels = [panel for panel in CURVES if panel[0] in points[0]]
     assert len(panels) == 3
     heights = []
-    for shown in (panels, [*panels, panels[0]]):
+    for shown in (panels[:2], panels):
         with Image.open(write_curves(tmp_path / "c.png", histories, x="step", panels=shown)) as image:
             heights.append(image.height)
     assert heights[1] > heights[0]  # a second row of panels
