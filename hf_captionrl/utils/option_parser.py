@@ -20,7 +20,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Descriptions folded to the width, and the default after each help text that does not name it."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Fold paragraphs, lists of names, and commands; the latter break before options, so that they can be copied."""
+        """Fold paragraphs, lists of names, and commands; the latter can still be copied."""
         lines = [""]
         for line in text.splitlines():
             continues_text = bool(line and lines[-1]) and not line.startswith(" ") and not lines[-1].startswith(" ")
@@ -33,9 +33,11 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             name = re.match(r"  \S+ {2,}", line)
             hanging = " " * (name.end() if name else 6 if line.startswith(" ") else 0)
             is_command = line.startswith("  captionrl ")
-            glued = re.sub(r"(?<=\S) (?!--)", "\0", line) if is_command else line
-            rest: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-            parts = textwrap.wrap(glued, width - 2 * is_command, subsequent_indent=hanging, **rest)
+            glued = line.strip()
+            if is_command:  # an option stays with its value, and quoted words stay together
+                glued = re.sub(r"(--\S+) (?!--)", "\\1\0", re.sub(r" (?=[^\" ]*\")", "\0", glued))
+            rest: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": hanging}
+            parts = textwrap.wrap(glued, width - 2 * is_command, initial_indent="  " * line.startswith(" "), **rest)
             folded.append((" \\\n" if is_command else "\n").join(parts).replace("\0", " "))
         return "\n".join(folded)
 

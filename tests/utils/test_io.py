@@ -18,6 +18,7 @@ from hf_captionrl.utils.io import (
     atomic_file,
     atomic_write_bytes,
     atomic_write_text,
+    counted,
     read_jsonl,
     to_plain,
     write_json,
@@ -213,3 +214,8 @@ def test_a_worker_neither_keeps_the_lock_of_its_parent_nor_gives_it_away(tmp_pat
             pass
     finally:
         end(worker)
+
+
+def test_only_one_is_singular():
+    expected = ["0 bags", "1 bag", "1.5 bags", "1,000 bags"]
+    assert [counted(number, "bag") for number in (0, 1, 1.5, 1000)] == expected
