@@ -314,7 +314,7 @@ def load_split(
     from hf_captionrl.data.loading import choose_split
     from hf_captionrl.data.quarantine import check_captions
     from hf_captionrl.retrieval.feature_cache import RowLookup
-    from hf_captionrl.utils.io import counted
+    from hf_captionrl.utils.console import counted
 
     embedded = arguments.dataset == "scenes"
     source = arguments.source | {"require_captions": bool(require_captions)}

@@ -214,11 +214,6 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def counted(number: float, noun: str) -> str:
-    """A number with its noun: 1 image, 1.5 epochs, 1,000 images."""
-    return f"{number:,.10g} {noun}{'s' * (number != 1)}"
-
-
 def to_plain(value: Any, *, where: str = "value", is_config: bool = False) -> Any:
     """Turn a value into one that strict JSON can represent.
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hf_captionrl.utils.console import counted
 from hf_captionrl.utils.io import (
     FolderLock,
     LineFile,
     atomic_file,
     atomic_write_bytes,
     atomic_write_text,
-    counted,
     read_jsonl,
     to_plain,
     write_json,

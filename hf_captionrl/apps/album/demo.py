@@ -106,8 +106,7 @@ def build_page(demo: Demo) -> Any:
             event(lambda name: start(demo.albums[name]), source, results, **turn)
         upload.upload(start, upload, results, **turn)
 
-        def table(images: Sequence[Any]) -> str:
-            """A line per image and captioner, which fits on a telephone."""
+        def table(images: Sequence[Any]) -> str:  # a line per image and captioner fits on a telephone
             lines = demo.compare(images).rename_axis(index="image", columns=["captioner", None])
             return str(lines.stack(0, future_stack=True).reset_index().to_html(index=False))
 

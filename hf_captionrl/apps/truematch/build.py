@@ -16,7 +16,7 @@ from hf_captionrl.data.columns import parse_json, replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.retrieval.bags import BagFile, bag_similarities, candidate_bags, curate_bags, load_bags, save_bags
-from hf_captionrl.utils.io import atomic_file, atomic_write_text, counted, read_jsonl, write_json, write_jsonl
+from hf_captionrl.utils.io import atomic_file, atomic_write_text, read_jsonl, write_json, write_jsonl
 from hf_captionrl.utils.parts import refuse_other_settings
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def print_status(benchmark: TrueMatch) -> None:
     """Print how many bags of each size are kept, dropped and undecided."""
     for size, counts in benchmark.status().items():
         print(
-            f"  {counted(counts['bags'], 'bag')} of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
+            f"  {counts['bags']} bags of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
             f"{counts['undecided']} undecided"
         )
 
@@ -289,7 +289,5 @@ def build(arguments: BuildOptions) -> None:
         facts = {"bags": benchmark.status(), "fingerprint": bags_fingerprint(benchmark.kept)}
         print(json.dumps({"output": str(output), **settings, **facts}))
         return
-    print(
-        f"{output}: {counted(len(ids), 'image')} in {DATA_FOLDER}/, {arguments.features} features of {scorer.signature}"
-    )
+    print(f"{output}: {len(ids)} images in {DATA_FOLDER}/, {arguments.features} features of {scorer.signature}")
     print_status(benchmark)

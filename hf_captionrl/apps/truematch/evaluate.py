@@ -22,7 +22,7 @@ from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import SUITES, bag_column, table_columns
 from hf_captionrl.metrics.suites import bag_keys
 from hf_captionrl.metrics.table import Section, comparison_markdown, installed_versions, print_comparison
-from hf_captionrl.utils.io import atomic_write_text, counted, to_plain, write_json
+from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
 # Metrics beside the recall in bags: recall among random distractors, and faithfulness of the captions.
 COLUMNS = ("rd100_recall_at_1", "cider_d", "ndlb_clip_score", "hallucination", "fact_recall")
@@ -132,8 +132,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
         "versions": installed_versions(),
     }
     section = Section(f"{result['benchmark']}, judged by {held_out.signature.partition('|')[0]}", columns, shown)
-    sizes = ", ".join(f"{counted(number, 'bag')} of {size}" for size, number in result["bags"].items())
-    title = f"{sizes}; {counted(len(ids), 'image')}"
+    title = f"{', '.join(f'{n} bags of {size}' for size, n in result['bags'].items())}; {len(ids)} images"
     atomic_write_text(output_dir / "results.md", comparison_markdown([section], title=title))
     write_json(output_dir / "results.json", result)
     if result["scorer_made_the_bags"]:
