@@ -19,7 +19,7 @@ from PIL import Image
 from hf_captionrl.evaluation.plots import (
     COLOURS,
     CURVES,
-    new_figure,
+    new_panels,
     plain_label,
     save_figure,
     tidy,
@@ -60,19 +60,18 @@ def draw_dots(
 ) -> Path:
     """A panel per column, with a dot and an error bar per row."""
     rows, cells = numbers["rows"], numbers["cells"]
-    figure, axes = new_figure(9.6, 0.9 + 0.3 * len(rows), columns=len(columns))
+    figure, axes = new_panels(len(columns), 0.7 + 0.24 * len(rows))
     for column, (axis, (_, title)) in enumerate(zip(axes, columns, strict=True)):
         for row, values in enumerate(cells):
             value, low, high = values[column]
             axis.plot([low, high], [row, row], color=COLOURS[2], linewidth=2.5, alpha=0.5, solid_capstyle="butt")
             axis.plot(value, row, "o", color=COLOURS[2], markersize=5)
-        axis.set_title(title, fontsize=9, color="#1d2129")
+        axis.set_title(title, fontsize=10, color="#1d2129")
         axis.set_ylim(len(cells) - 0.5, -0.5)
-        axis.set_yticks(range(len(cells)), [plain_label(name) for name in rows] if column == 0 else [])
+        axis.set_yticks(range(len(cells)), [plain_label(name) for name in rows] if column % 2 == 0 else [])
         axis.margins(x=0.08)
         axis.set_xlim(left=min(0.0, axis.get_xlim()[0]))
         tidy(axis)
-        axis.tick_params(labelsize=8.5)
     figure.patch.set_facecolor("white")
     return save_figure(path, figure, text=text)
 
@@ -108,7 +107,7 @@ def _dot_plot(result: str, rows: Sequence[str], *columns: tuple[str, str]) -> Pi
 _HELD_OUT = ("rd100_recall_at_1", "R@1 among 100,\nheld-out scorer ↑")
 _TRUTH = ("bag_7_truth_recall_at_1", "R@1 in bags of 7,\ntruth ↑")
 _LISTENERS = (_HELD_OUT, ("reward_rd100_recall_at_1", "R@1 among 100,\nreward scorer ↑"), _TRUTH)
-_HALLUCINATION = ("hallucination", "Hallucination ↓")
+_HALLUCINATION = ("hallucination", "Wrong claims ↓")
 _CIDER = ("cider_d", "CIDEr-D ↑")
 _TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
 
@@ -128,7 +127,6 @@ def _dose() -> dict[str, list[dict[str, Any]]]:
 
 PICTURES: dict[str, Picture] = {
     "dose": (_dose, lambda path, found, text: write_curves(path, found, x="step", panels=_DOSE, text=text)),
-    "smile_curves": _curve_plot("smile_blip_seeds"),
     "self_retrieval_curves": _curve_plot("self_retrieval_bags_seeds"),
     "observatory_curves": _curve_plot(
         "observatory",

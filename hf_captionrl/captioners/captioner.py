@@ -536,13 +536,15 @@ class Captioner:
             raise ValueError(f"The prompt {self.text_prompt!r} {size}. Raise max_length or shorten the prompt.")
         prompt, prompt_ids = self.text_prompt.rstrip(" "), self._own_prompt_ids()
         text = prompt + (" " if prompt and not prompt[-1].isspace() else self.lead)
-        ids = self.tokenizer([text + caption.strip() for caption in captions], add_special_tokens=False).input_ids
+        ids = self.tokenizer(
+            [text + caption.strip() for caption in captions], add_special_tokens=False, verbose=False
+        ).input_ids
         rows = []
         for caption, whole in zip(captions, ids, strict=True):
             own = list(whole[len(prompt_ids) :])
             if list(whole[: len(prompt_ids)]) != prompt_ids:
                 # The tokenizer merged the last word of the prompt with the first word of the caption.
-                own = list(self.tokenizer(caption.strip(), add_special_tokens=False).input_ids)
+                own = list(self.tokenizer(caption.strip(), add_special_tokens=False, verbose=False).input_ids)
             rows.append((before + own + [self.eos_token_id])[:max_length])
         return self._batch(rows)
 
@@ -844,8 +846,8 @@ class Captioner:
         if getattr(config, "target_modules", "") is None and not known:
             config.target_modules = self.lora_targets("language")  # type: ignore[attr-defined]
         with warnings.catch_warnings():
-            # PEFT detects per layer that GPT-2 stores its weights transposed.
-            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+            # PEFT detects per layer that GPT-2 stores its weights transposed, and uses a name that transformers renamed.
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to|`is_gradient_checkpointing`")
             before = set(self.model.modules())  # a part of the model, such as its language model, may have an adapter
             self.model = get_peft_model(self.model, config)
         if not getattr(config, "captionrl_standard_normal", False):

@@ -213,6 +213,7 @@ def _with_adapter(model: Any, name: str, weights: Weights) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
             adapted = PeftModel.from_pretrained(model, name, revision=weights.revision, is_trainable=True)
         own = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
         # Counted, not compared by name: older releases of transformers have other names for the same weights.

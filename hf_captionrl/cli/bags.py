@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
+from hf_captionrl.utils.console import counted
 from hf_captionrl.utils.io import refuse_other_file
 from hf_captionrl.utils.options import Positive, Range, option
 
@@ -109,8 +110,8 @@ def mine_bags(arguments: BagsOptions) -> None:
     if arguments.json:
         print(json.dumps(summary))
         return
-    print(f"{output}: {len(ids)} images, {arguments.features} features of {signature}")
+    print(f"{output}: {counted(len(ids), 'image')}, {arguments.features} features of {signature}")
     if "neighbours" in summary:
         print(f"  {summary['neighbours']} ranked neighbours per image")
     for size, bag in summary.get("bags", {}).items():
-        print(f"  {bag['number']} bags of {size}, mean similarity {bag['similarity']:.3f}")
+        print(f"  {counted(bag['number'], 'bag')} of {size}, mean similarity {bag['similarity']:.3f}")

@@ -23,6 +23,7 @@ from hf_captionrl.data.options import (
     ids_digest,
     load_split,
 )
+from hf_captionrl.utils.console import counted
 from hf_captionrl.utils.io import LineFile, atomic_write_text, csv_cell, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
     CommandOptions,
@@ -90,9 +91,9 @@ class CaptionOptions(
           captionrl caption Salesforce/blip-image-captioning-base --dataset imagefolder --data_dir photos
           captionrl caption outputs/smile_blip/model --dataset dataset_coco.json --image_root coco --num_beams 3
 
-        five captions per image, for the diversity suite (`captionrl evaluate --suite sle`):
-          captionrl caption MODEL --num_return_sequences 5 --do_sample          random samples, "rs" in the paper
-          captionrl caption MODEL --num_return_sequences 5 --num_beams 5        the five best of a beam, "bs"
+        five captions per image, random samples or the best of a beam, for `captionrl evaluate --suite sle`:
+          captionrl caption MODEL --num_return_sequences 5 --do_sample
+          captionrl caption MODEL --num_return_sequences 5 --num_beams 5
 
         on all GPUs of this machine, and on a Ray cluster:
           captionrl caption MODEL --dataset OWNER/NAME --split train --output captions --processes 8
@@ -298,7 +299,7 @@ def _output(arguments: CaptionOptions) -> Path:
 
 
 def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) -> str:
-    text = f"{summary['output']}: captions of {summary['images']:,} of {summary['of']:,} images"
+    text = f"{summary['output']}: captions of {summary['images']:,} of {counted(summary['of'], 'image')}"
     if summary["resumed"]:
         text += f", {summary['resumed']:,} of them from an earlier run"
     if arguments.max_images is not None and arguments.max_images < summary["of"]:

@@ -52,6 +52,7 @@ from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
 from hf_captionrl.text.tokenize import lacks_blanks, split_characters
+from hf_captionrl.utils.console import counted
 from hf_captionrl.utils.io import (
     atomic_write_text,
     escape_markdown,
@@ -270,7 +271,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     }
     write_json(folder / "comparison.json", result)
     source = arguments.dataset if references is None or not is_text else references.path
-    title = f"{len(ids)} images" + ("" if source == "none" else f" of {Path(source).name}")
+    title = counted(len(ids), "image") + ("" if source == "none" else f" of {Path(source).name}")
     text = comparison_markdown(shown, title=title)
     if words is not None:
         text += f"\n## {_WORDS_TITLE}\n\n" + "".join(f"- {escape_markdown(line)}\n" for line in _words_lines(words))

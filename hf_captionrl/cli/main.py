@@ -188,14 +188,15 @@ _EPILOG = """\
 examples:
   captionrl train smile
   captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
-  captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
+  captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes
   captionrl bags --dataset scenes --output truematch.json
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
   captionrl convert Salesforce/blip-image-captioning-base blip-base
   captionrl demo
   captionrl env
 
-Each command has a --help with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
+Each command has a --help with more examples.
+Exit codes: 0 done, 2 usage or bad input, 1 anything else.
 """
 
 
@@ -203,8 +204,8 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The parser of the whole command line, or only of the options of one command."""
     parser = argparse.ArgumentParser(
         prog="captionrl",
-        description="Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert "
-        "models.",
+        description="Train captioners, write captions, compare captioners, mine bags of similar images,\n"
+        "publish and convert models.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

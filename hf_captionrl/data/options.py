@@ -320,6 +320,7 @@ def load_split(
     from hf_captionrl.data.loading import choose_split
     from hf_captionrl.data.quarantine import check_captions
     from hf_captionrl.retrieval.feature_cache import RowLookup
+    from hf_captionrl.utils.console import counted
 
     embedded = arguments.dataset == "scenes"
     source = arguments.source | {"require_captions": bool(require_captions)}
@@ -331,9 +332,8 @@ def load_split(
     all_ids = RowLookup(id_column(rows))
     if not embedded and expected_ids is None:
         folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
-        text = (
-            f"{len(rows):,} images, split {chosen.split!r}" if chosen.split != "all" else f"all {len(rows):,} images"
-        )
+        images = counted(len(rows), "image")
+        text = f"{images}, split {chosen.split!r}" if chosen.split != "all" else f"all {images}"
         if list(chosen.sizes) != [chosen.split]:
             text += f" ({', '.join(f'{size:,} in {split}' for split, size in chosen.sizes.items())})"
         if arguments.max_images is not None:

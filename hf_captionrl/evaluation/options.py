@@ -28,17 +28,20 @@ class EvaluationArguments:
         "Dual encoder that rewards, or selects checkpoints by retrieval; open_clip:NAME for open_clip. 'none': there is no "
         "scorer, unless held_out_scorer_name_or_path names one.",
         aliases=["--scorer"],
+        metavar="NAME",
     )
     held_out_scorer_name_or_path: str | None = documented(
         None,
         "Dual encoder that computes the table; should differ from the one that selects.",
         aliases=["--held_out_scorer"],
+        metavar="NAME",
     )
     perplexity_name_or_path: str | None = documented(
         None,
         "Causal language model for perplexity, such as openai-community/gpt2. None: no perplexity, but on the embedded world "
         "that of the shipped model.",
         aliases=["--perplexity_model"],
+        metavar="NAME",
     )
     learning_curves: bool = documented(
         False,

@@ -42,6 +42,15 @@ def new_figure(width: float, height: float, *, columns: int = 1, rows: int = 1) 
     return figure, figure.subplots(rows, columns)
 
 
+def new_panels(number: int, height: float) -> tuple[Figure, Any]:
+    """A figure of panels in two columns, whose letters a telephone can show: 390 pixels are half of the figure's."""
+    rows = -(-number // 2)
+    figure, axes = new_figure(5.6, 0.4 + height * rows, columns=min(2, number), rows=rows)
+    for axis in np.ravel(axes)[number:]:
+        axis.set_axis_off()
+    return figure, np.ravel(axes)[:number]
+
+
 def save_figure(
     path: str | os.PathLike[str], figure: Figure, *, title: str | None = None, text: Mapping[str, str] | None = None
 ) -> Path:
@@ -75,7 +84,7 @@ def _style(index: int) -> dict[str, Any]:
 
 def _legend_below(figure: Figure) -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
 
 
 # --- Curves over training: what the trainer's evaluation measures, or all that a results table has -------------------
@@ -83,13 +92,13 @@ def _legend_below(figure: Figure) -> None:
 Panels = Sequence[tuple[str, str]]
 """Key and title of each panel."""
 
-_CURVE_PANELS: Panels = (("length", "Mean length (words)"), ("recall_at_1", "Self-retrieval R@1"))
+_CURVE_PANELS: Panels = (("length", "Mean length (words)"), ("recall_at_1", "R@1, self-retrieval"))
 
 DOSE_CURVES: Panels = (
     ("rd100_recall_at_1", "R@1 among 100"),
     ("length", "Mean length (words)"),
     ("hallucination", "Wrong claims"),
-    ("unmentioned_objects", "Objects that no reference mentions"),
+    ("unmentioned_objects", "Objects in no reference"),
 )
 """Panels over the steps of a run with early evaluations, on the validation split."""
 
@@ -98,7 +107,7 @@ CURVES: Panels = (
     ("reward_rd100_recall_at_1", "R@1 among 100, reward scorer"),
     ("bag_7_truth_recall_at_1", "R@1 in bags of 7, truth"),
     ("cider_d", "CIDEr-D"),
-    ("hallucination", "Hallucination"),
+    ("hallucination", "Wrong claims"),
     ("length", "Mean length (words)"),
 )
 """Panels of a learning curve; the keys are those of a results table."""
@@ -118,13 +127,8 @@ def write_curves(
     `histories` has the evaluations of each method: mappings with `x`, `epoch` or `step`, and the keys of the panels, None where
     not measured. Optional `<key>_ci`, `[low, high]`, is drawn as a band. Reference: Yue et al. 2023 (SMILE), Figure 3.
     """
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = new_figure(9.5, 4.0 if rows == 1 else 2.8 * rows, columns=columns, rows=rows)
-    panel_axes = np.ravel(axes)
-    for axis in panel_axes[len(panels) :]:
-        axis.set_axis_off()
-    for axis, (key, label) in zip(panel_axes, panels, strict=False):
+    figure, panel_axes = new_panels(len(panels), 2.4)
+    for axis, (key, label) in zip(panel_axes, panels, strict=True):
         for index, (name, history) in enumerate(histories.items()):
             points = sorted((point for point in history if point[key] is not None), key=lambda point: point[x])
             positions = [point[x] for point in points]
@@ -137,12 +141,12 @@ def write_curves(
                 axis.fill_between(positions, low, high, color=style["color"], alpha=0.15, linewidth=0)
         if not any(len(line.get_xdata()) for line in axis.lines):
             axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="#5d6370")
-        axis.set_title(label, loc="left", fontsize=11, color="#1d1f23")
+        axis.set_title(label, loc="left", fontsize=10, color="#1d1f23")
         axis.set_xlabel({"epoch": "Epoch", "step": "Training step"}.get(x, x))
         # From zero, because a truncated axis makes small differences look large.
         axis.set_ylim(bottom=0)
         if x == "step" or all(float(point[x]).is_integer() for history in histories.values() for point in history):
-            axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+            axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         tidy(axis, grid="y")
     _legend_below(figure)
     return save_figure(path, figure, title=title, text=text)
@@ -150,7 +154,7 @@ def write_curves(
 
 # --- Quality of several captions per image against their diversity ---------------------------------------------------
 
-_TRADEOFF_PANELS = (("div_2", "Div-2 of the captions of an image"), ("mbleu_4_per_image", "mBLEU-4, axis reversed"))
+_TRADEOFF_PANELS = (("div_2", "Div-2 of an image's captions"), ("mbleu_4_per_image", "mBLEU-4, axis reversed"))
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -181,7 +185,7 @@ def write_diversity_tradeoff(
     cannot distinguish a better captioner from one that samples from a narrower distribution.
     """
     y = "cider_d"
-    figure, axes = new_figure(10.0, 4.5, columns=2)
+    figure, axes = new_panels(2, 3.4)
     for axis, (key, label) in zip(axes, _TRADEOFF_PANELS, strict=True):
         rises = key == "div_2"
         for index, (name, points) in enumerate(curves.items()):
@@ -199,10 +203,12 @@ def write_diversity_tradeoff(
             rest = [pair for i, pair in enumerate(pairs) if i not in best]
             if rest:
                 axis.scatter(*zip(*rest, strict=True), color=style["color"], marker=style["marker"], s=26, alpha=0.4)
-            for point, pair in zip(points, pairs, strict=True):
+            # The others have the same temperatures in the same order; their numbers would cover each other.
+            for point, pair in zip(points if index == 0 else [], pairs, strict=False):
                 if point.get("temperature") is not None:
+                    axis.set_title("small numbers: temperature", loc="left", fontsize=9, color="#5d6370")
                     shown = f"{point['temperature']:g}"
-                    axis.annotate(shown, pair, xytext=(4, 4), textcoords="offset points", fontsize=7, color="#5d6370")
+                    axis.annotate(shown, pair, xytext=(4, 4), textcoords="offset points", fontsize=9, color="#5d6370")
         axis.set_xlabel(label)
         if not rises:
             axis.invert_xaxis()
@@ -226,7 +232,7 @@ def write_length_histogram(path: str | os.PathLike[str], lengths: Mapping[str, S
     # At most 60 bars: one per length if possible, else one per two, three, ... lengths.
     step = math.ceil((longest + 1) / 60)
     edges = np.arange(0, longest + 1 + step, step) - 0.5
-    figure, axis = new_figure(7.0, 4.0)
+    figure, axis = new_figure(5.6, 3.6)
     for index, (name, array) in enumerate(counted.items()):
         style = {key: value for key, value in _style(index).items() if key != "marker"}
         shares = np.histogram(array, bins=edges)[0] / len(array)
@@ -238,5 +244,5 @@ def write_length_histogram(path: str | os.PathLike[str], lengths: Mapping[str, S
     axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     tidy(axis)
-    axis.legend(frameon=False)
+    _legend_below(figure)
     return save_figure(path, figure)

@@ -57,7 +57,7 @@ def caption_perplexity(
     ids = []
     num_truncated = 0
     for text in texts:
-        tokens = list(tokenizer(text)["input_ids"])
+        tokens = list(tokenizer(text, verbose=False)["input_ids"])
         whole = tokens if tokens[:1] == start else start + tokens
         ids.append(whole[:limit])
         num_truncated += len(whole) > len(ids[-1])

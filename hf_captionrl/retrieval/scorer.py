@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import inspect
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,11 @@ from hf_captionrl.utils.model_files import (
     load_image_processor,
     load_pretrained,
     model_path,
+)
+
+# The default token ids of a SigLIP lie outside its default vocabulary, of which transformers warns when it prints any SigLIP.
+logging.getLogger("transformers.configuration_utils").addFilter(
+    lambda record: "31999), got 4940" not in record.getMessage()
 )
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}

@@ -50,6 +50,7 @@ from hf_captionrl.trainers.publishing import (
     read_run,
     write_run,
 )
+from hf_captionrl.utils.console import counted
 from hf_captionrl.utils.io import FolderLock, json_digest, to_plain
 from hf_captionrl.utils.model_files import check_checkpoint, check_index, check_kwargs, convert_command
 from hf_captionrl.utils.options import documented
@@ -223,8 +224,8 @@ def selection_line(selection: Mapping[str, Any]) -> str:
     if selection["step"] is None:
         line = "No checkpoint was selected"
     else:
-        value, number = selection["value"], selection["evaluations"]
-        line = f"checkpoint-{selection['step']}: {selection['metric']} = {value:.6g}, the best of {number} evaluations"
+        value, number = selection["value"], counted(selection["evaluations"], "evaluation")
+        line = f"checkpoint-{selection['step']}: {selection['metric']} = {value:.6g}, the best of {number}"
         start = selection.get("start")
         if start is None:
             line = f"Selected {line}"
@@ -233,7 +234,7 @@ def selection_line(selection: Mapping[str, Any]) -> str:
             line = f"The start is delivered: {start['length']:.1f} words. Not significantly better is {line}, {gain}"
         else:
             gain = f"from {start['value']:.6g} (p = {start['p_value']:.2g})"
-            line = f"Best after {selection['step']} steps: {selection['length']:.1f} words. Selected {line}, {gain}"
+            line = f"Best after {counted(selection['step'], 'step')}: {selection['length']:.1f} words. Selected {line}, {gain}"
     line += f"; {selection['kept_instead']}" if "kept_instead" in selection else ""
     for event, name in (("trips", "tripped"), ("refused", "refused the evaluation")):
         if steps := [entry["step"] for entry in selection.get("guard", {}).get(event, [])]:

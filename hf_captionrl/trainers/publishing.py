@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 from huggingface_hub.utils import validate_repo_id
 from transformers import Trainer
 
+from hf_captionrl.utils.console import counted
 from hf_captionrl.utils.io import write_json
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def deciding_settings(args: Any) -> dict[str, Any]:
     return {
         **({} if configuration is None else {"configuration": re.sub(r"(?<!\S)/\S*/", "", configuration)}),
         "learning rate": f"{args.learning_rate:g}",
-        "length": f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs",
+        "length": counted(args.max_steps, "step") if args.max_steps > 0 else counted(args.num_train_epochs, "epoch"),
         "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
         **({"beams": args.generation_num_beams} if hasattr(args, "generation_num_beams") else {}),
         "selection": LAST_CHECKPOINT if metric is None else metric,

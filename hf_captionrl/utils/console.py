@@ -22,6 +22,11 @@ _NETWORK_ERRORS = frozenset({"TransportError", "ConnectionError", "Timeout", "Ti
 _PACKAGE = str(Path(__file__).parents[1])
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: 1 image, 1.5 epochs, 1,000 images."""
+    return f"{number:,.10g} {noun}{'s' * (number != 1)}"
+
+
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error and its causes."""
     seen: set[int] = set()

@@ -72,7 +72,7 @@ COMMANDS = leaves(PARSER)
 
 def examples(text):
     """Lines of a help that show the command, continued ones in one piece."""
-    lines = text.replace("\\\n", " ").splitlines()
+    lines = re.sub(r" \\\n +", " ", text).splitlines()
     return [line.split("   ")[0].split(" >")[0] for line in lines if line.startswith("  captionrl ")]
 
 
@@ -87,9 +87,19 @@ def test_a_withdrawn_command_names_what_replaces_it(name, capsys):
     }
 
 
-def test_help_has_examples_that_parse():
+@pytest.mark.parametrize("columns", [80, 100])
+def test_help_has_examples_that_parse_and_folds_to_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    whole = {path: parser.format_help() for path, parser in COMMANDS.items()}
+    assert max(len(line) for text in whole.values() for line in text.splitlines()) > 120
+    monkeypatch.setenv("COLUMNS", str(columns))
     for path, parser in COMMANDS.items():
         text = parser.format_help()
+        long = [line for line in text.splitlines() if len(line) > columns]
+        assert long == []
+        assert "".join(text.replace("\\\n", "").split()).endswith(
+            "".join(whole[path].split())[-300:]
+        )  # nothing is lost
         found = [line for line in examples(text) if line.split()[1 : 1 + len(path)] == list(path)]
         assert found, text
         for line in found:

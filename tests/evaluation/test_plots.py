@@ -48,7 +48,7 @@ def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path, fig
     panels = [panel for panel in CURVES if panel[0] in points[0]]
     assert len(panels) == 3
     heights = []
-    for shown in (panels, [*panels, panels[0]]):
+    for shown in (panels[:2], panels):
         with Image.open(write_curves(tmp_path / "c.png", histories, x="step", panels=shown)) as image:
             heights.append(image.height)
     assert heights[1] > heights[0]  # a second row of panels
@@ -89,7 +89,7 @@ def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, figures)
     assert [c.get_offsets().tolist() for c in left.collections] == [[[0.4, 1.6]]]
     assert right.xaxis_inverted()  # up and to the right is better in both
     assert right.lines[0].get_xydata().tolist() == [[0.8, 2.2], [0.4, 1.7]]
-    assert sorted(text.get_text() for text in left.texts) == ["0.5", "0.5", "1", "1.25"]
+    assert sorted(text.get_text() for text in left.texts) == ["0.5", "1", "1.25"]  # of the first curve
 
 
 LENGTHS = {"_mle $x$": [2, 2, 3], "long": [0, 41, 300]}

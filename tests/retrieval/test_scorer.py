@@ -1,6 +1,7 @@
 """Scorers on tiny random models equal the original models, called with one caption at a time."""
 
 import json
+import logging
 import pickle
 
 import open_clip
@@ -21,6 +22,7 @@ from transformers import (
     SiglipModel,
     SiglipProcessor,
 )
+from transformers.utils.logging import warning_once
 
 from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer
 from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
@@ -42,6 +44,18 @@ def make_siglip():
     config = SiglipConfig(text_config=small | words, vision_config={**small, "image_size": 32, "patch_size": 16})
     images = SiglipImageProcessor(size={"height": 32, "width": 32})
     return SiglipModel(config).eval(), SiglipProcessor(image_processor=images, tokenizer=tokenizer)
+
+
+def test_only_the_default_token_ids_of_siglip_are_no_warning(caplog):
+    warning_once.cache_clear()
+    log = logging.getLogger("transformers")  # which does not propagate
+    log.addHandler(caplog.handler)
+    try:
+        repr(make_siglip()[0].config)
+        assert "31999" not in caplog.text
+        assert f"between 0 and {len(WORDS) + 1}), got 49407" in caplog.text  # of its own vocabulary
+    finally:
+        log.removeHandler(caplog.handler)
 
 
 @pytest.fixture(scope="module")

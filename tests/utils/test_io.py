@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hf_captionrl.utils.console import counted
 from hf_captionrl.utils.io import (
     FolderLock,
     LineFile,
@@ -213,3 +214,8 @@ def test_a_worker_neither_keeps_the_lock_of_its_parent_nor_gives_it_away(tmp_pat
             pass
     finally:
         end(worker)
+
+
+def test_only_one_is_singular():
+    expected = ["0 bags", "1 bag", "1.5 bags", "1,000 bags"]
+    assert [counted(number, "bag") for number in (0, 1, 1.5, 1000)] == expected

@@ -36,6 +36,7 @@ from hf_captionrl.captioners.language_model_clients import (
 )
 from hf_captionrl.evaluation.caption_files import table_rows
 from hf_captionrl.retrieval import FeatureCache, load_scorer, model_fingerprint
+from hf_captionrl.utils.console import counted
 from hf_captionrl.utils.io import LineFile, atomic_write_bytes, installed_versions, json_digest, to_plain, write_json
 from hf_captionrl.utils.model_files import PREFIX, model_path
 
@@ -271,9 +272,10 @@ def summary_text(summary: dict[str, Any]) -> str:
     if summary["compared_with"]:
         ranked = f"{summary['rank_1']:.1%} rank their image first among {summary['compared_with'] + 1:,}."
     lines = [
-        f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
-        f"{summary['seconds']:,.0f} s; copies: {summary['copies']:,}, unreadable: {summary['unreadable']:,}, "
-        f"against the constraints on length and words: {summary['against_constraints']:,}.",
+        f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {counted(summary['images'], 'image')} "
+        f"in {summary['seconds']:,.0f} s.",
+        f"Copies: {summary['copies']:,}. Unreadable: {summary['unreadable']:,}. "
+        f"Against the constraints on length and words: {summary['against_constraints']:,}.",
         f"{summary['distinct']:.1%} of the captions are distinct. {ranked}",
     ]
     lines += [f"Shared phrases{f' in {g!r}' if g else ''}: {', '.join(p)}." for g, p in summary["shared"].items()]

@@ -35,7 +35,13 @@ from hf_captionrl.utils.model_files import model_path
 _INTRO = """# Which image does the caption mean?
 
 Pick an album of similar images, or upload one. Each caption searches the album for its image. Only a caption that says what
-makes this image different finds it; it may still be false."""
+makes this image different finds it; it may still be false. Rank 1: the caption fits no other image of the album as well."""
+
+# Gradio makes few pictures as wide as the page, and cuts them at the height of the frame.
+_STYLE = """#frame .grid-container { grid-template-columns: repeat(auto-fill, 88px); grid-auto-rows: 88px; }
+#compared { padding: 0; overflow-x: auto; }
+#compared table { font-size: 13px; }
+#compared th, #compared td { padding: 4px; text-align: start; vertical-align: top; }"""
 
 
 @dataclass
@@ -92,14 +98,19 @@ def build_page(demo: Demo) -> Any:
             upload = gradio.UploadButton(
                 "Upload an album", file_count="multiple", file_types=["image"], elem_id="upload"
             )
-        shown = gradio.Gallery(format="png", columns=8, height=240, interactive=False, elem_id="frame")
+        shown = gradio.Gallery(format="png", height=240, show_label=False, interactive=False, elem_id="frame")
         compare_button = gradio.Button("Caption and search", variant="primary", elem_id="compare-button")
         compared = gradio.HTML(elem_id="compared")
         results = [images, shown, compared]
         for event, source in ((page.load, picker), (picker.input, picker)):
             event(lambda name: start(demo.albums[name]), source, results, **turn)
         upload.upload(start, upload, results, **turn)
-        compare_button.click(lambda rows: demo.compare(rows).to_html(), images, compared, **turn)
+
+        def table(images: Sequence[Any]) -> str:  # a line per image and captioner fits on a telephone
+            lines = demo.compare(images).rename_axis(index="image", columns=["captioner", None])
+            return str(lines.stack(0, future_stack=True).reset_index().to_html(index=False))
+
+        compare_button.click(table, images, compared, **turn)
     return page
 
 
@@ -127,6 +138,7 @@ def serve(demo: Demo, options: DemoOptions) -> None:
                 prevent_thread_lock=True,
                 footer_links=[],
                 run_history=False,
+                css=_STYLE,
                 # System fonts; gradio's themes load others from the network.
                 theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
                 app_kwargs={"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]},

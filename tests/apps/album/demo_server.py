@@ -64,6 +64,6 @@ def pick(page, album, images):
 
 
 def compare(page, images):
-    """Press the button, and wait for the captions of so many images."""
+    """Press the button, and wait for the captions of two captioners for so many images."""
     page.click("#compare-button")
-    page.wait(f"document.querySelectorAll('#compared tbody tr').length === {images}", 120)
+    page.wait(f"document.querySelectorAll('#compared tbody tr').length === {2 * images}", 120)

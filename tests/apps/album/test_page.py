@@ -50,7 +50,7 @@ def test_page_has_cards_shared_phrases_and_an_escaped_title(report):
     page, cards = report(made(), pictures(), title="My <album>")
     assert cards == [
         "0.png a pig 0 rank 1 of 4",
-        "1.png =a pig before: the pig rank 2 of 4; also fits 0.png against the constraints",
+        "1.png =a pig before: the pig rank 2 of 4; also fits 0.png does not meet the constraints on length and words",
         "2.png it is truncated",
         "3.png a pig 3 rank 1 of 4",
     ]

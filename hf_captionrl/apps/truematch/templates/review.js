@@ -109,7 +109,7 @@
     const now = decided.get(bag.id);
     $("verdict").className = `verdict ${now ? now.decision : asking ? "drop" : ""}`;
     $("verdict").textContent = asking
-      ? "Drop: press 1 to 5 for a reason, d for none, Escape to cancel"
+      ? "Drop: choose a reason, or Drop again for none, or Escape to cancel"
       : !now
         ? ""
         : now.decision === "keep"
