@@ -169,7 +169,7 @@ def columns_of(table: str, headings: list[str], rows: Sequence[str] = ()) -> str
 
 def _table(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
-    from reproduction import RESULTS, estimators, hacking, listening, worlds
+    from reproduction import estimators, hacking, listening, worlds
 
     if name == "table" and arguments:
         run, _, columns = arguments.partition(": ")

@@ -162,5 +162,6 @@ def write_model_types(file: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--model_types"]:
         sys.path.insert(0, str(ROOT))
-        sys.exit(write_model_types(Path(sys.argv[2])))
-    sys.exit(main())
+        write_model_types(Path(sys.argv[2]))
+    else:
+        sys.exit(main())

@@ -173,8 +173,10 @@ def _lfm2_vl() -> tuple[Any, Any]:
 
 
 def _glm4v() -> tuple[Any, Any]:
-    special = ("[gMASK]", "<sop>", "<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>")
-    special += ("<|begin_of_video|>", "<|end_of_video|>")
+    special = (
+        *("[gMASK]", "<sop>", "<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"),
+        *("<|begin_of_video|>", "<|end_of_video|>"),
+    )
     tokenizer = chat_tokenizer(special, image_token="<|image|>", video_token="<|video|>")
     _, _, begin, end, image, video, *_ = _ids(tokenizer, *special)
     config = transformers.Glm4vConfig(
