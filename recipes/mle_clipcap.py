@@ -44,6 +44,7 @@ from hf_captionrl.apps.experiments.report import (
     plan_runs,
     prepare,
 )
+from hf_captionrl.apps.experiments.smile import make_trainer
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.evaluation.options import EvaluationArguments
@@ -156,14 +157,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     splits, scorer, evaluator = prepare(arguments)
 
     def make(run: MleClipCapConfig) -> SmileTrainer:
-        return SmileTrainer(
-            captioner,
-            run,
-            train_dataset=splits["train"],
-            eval_dataset=splits["validation"],
-            scorer=scorer,
-            peft_config=model_args.peft_config,
-        )
+        return make_trainer(captioner, run, splits, scorer, model_args)
 
     (run,) = plan_runs(config, [(START, {})], lambda _: START).values()
     objective = {"objective": "mle", "mle_weight": 1.0, "first_token": "mle"}

@@ -13,15 +13,7 @@ from scipy.stats import false_discovery_control
 
 from hf_captionrl.apps.experiments.arguments import read_yaml
 from reproduction import ROOT
-from reproduction.measurements import (
-    Measured,
-    detectable,
-    difference,
-    measured,
-    p_value,
-    scaled,
-    shown,
-)
+from reproduction.measurements import Measured, detectable, difference, measured, p_value, scaled, shown
 from reproduction.real import settings_of
 from reproduction.runs import of_older_world
 

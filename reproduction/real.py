@@ -10,6 +10,7 @@ The folder (`--data_root`) is laid out as the presets name things:
     nocaps/, concadia/                                                        the same
     vicuna/question.jsonl, vicuna/answer.jsonl, models/judge                  questions, reference answers, a judge
     models/blip-coco-finetuned, models/clipcap-coco ...                       captioners and scorers
+    checkpoints/blip_smile_base.pth ...                                       the authors' files of captioners that models/ does not have
 
 A model that another preset makes (`outputs/ndlb/table11/coco/model`) may be there too; otherwise that preset is run first.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,19 @@ _JUDGED = {
     "reference_answers": "vicuna/answer.jsonl",
 }
 """What a table of answers needs beside data and model; no preset names it."""
+CHECKPOINTS = {
+    "blip-coco-finetuned": "model_base_caption_capfilt_large.pth",
+    "blip-smile": "blip_smile_base.pth",
+    "blip-mle-smile": "blip_mle_smile_base.pth",
+    "clipcap-coco": "coco_weights.pt",
+}
+"""The authors' files in `checkpoints/`, by the captioner in `models/` that `captionrl convert` makes of each."""
+_PARTS = {
+    ".pth": {"config": "Salesforce/blip-image-captioning-base"},
+    ".pt": {"vision_model": "openai/clip-vit-base-patch32", "language_model": "openai-community/gpt2"},
+}
+"""What a conversion takes from other models; they are the defaults, for which a folder of `models/` may stand."""
+_CONVERTING = threading.Lock()
 
 
 @functools.cache
@@ -124,7 +139,7 @@ def _places(preset: str, data_root: Path) -> dict[str, Path]:
     places = {
         option: data_root / "models" / settings[option].removeprefix("outputs/")
         for option in MODEL_OPTIONS
-        if option in settings
+        if settings.get(option, "none") != "none"
     }
     # Files that other commands write into outputs/ stand directly in the folder.
     places |= {o: data_root / settings[o].removeprefix("outputs/") for o in _FILES if settings.get(o)}
@@ -142,6 +157,24 @@ def _places(preset: str, data_root: Path) -> dict[str, Path]:
     return places
 
 
+def _checkpoint(captioner: Path) -> Path:
+    """The authors' file of a captioner in `models/`; a place where nothing is if they released none."""
+    return captioner.parents[1] / "checkpoints" / CHECKPOINTS.get(captioner.name, "none")
+
+
+def _convert(captioner: Path, caller: Caller) -> str | None:
+    """Convert the file of a captioner that is not there; returns why that failed."""
+    with _CONVERTING:  # two presets can need the same captioner
+        file = _checkpoint(captioner)
+        if captioner.exists() or not file.exists():
+            return None
+        words = ["convert", str(file), str(captioner)]
+        for option, name in _PARTS[file.suffix].items():
+            words += [f"--{option}", str(captioner.parent / name)] if (captioner.parent / name).exists() else []
+        code = caller([sys.executable, "-m", "hf_captionrl.cli", *words])
+        return f"exit code {code} of `captionrl {' '.join(words)}`" if code else None
+
+
 def missing_of(preset: str, data_root: Path | None) -> list[str]:
     """What a preset needs that is not there; for a model that another preset makes, what that one needs."""
     root = Path("DATA") if data_root is None else data_root
@@ -149,7 +182,7 @@ def missing_of(preset: str, data_root: Path | None) -> list[str]:
     missing = [
         path.relative_to(root).as_posix()
         for option, path in _places(preset, root).items()
-        if (data_root is None or not path.exists()) and option not in makers
+        if (data_root is None or not (path.exists() or _checkpoint(path).exists())) and option not in makers
     ]
     for maker in makers.values():
         missing += missing_of(maker, data_root)
@@ -221,6 +254,9 @@ def run_preset(
     for option, maker in _makers_to_run(preset, data_root).items():
         if not all(_made(preset, data_root, seed, runs_dir)[option].exists() for seed in seeds):
             return f"the model of {maker} is not there, which it needs"
+    start = _places(preset, data_root.resolve()).get(_START)
+    if start is not None and (why := _convert(start, caller)):
+        return why
     path = result_path(preset, output)
     if until is not None and not result_path(until[0], output).exists():
         return f"needs the result of {until[0]}"

@@ -4,6 +4,7 @@
     python reproduction/reproduce.py --processes 2                   # run what is missing
     python reproduction/reproduce.py --only smile-table-1            # rows or runs by name
     python reproduction/reproduce.py --data_root DATA                # also rows on the papers' data
+    python reproduction/reproduce.py --only released --data_root DATA   # the authors' captioners, beside the published numbers
     python reproduction/reproduce.py --check                         # exit code 1 if results are stale or rows of tables are wrong
 
 reproduction/paper_index.yaml defines the runs. A finished result of the same settings, seeds and version of the embedded world is not
@@ -13,6 +14,7 @@ computed again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, on
 from hf_captionrl.utils.io import installed_versions
 from reproduction import RESULTS, ROOT
 from reproduction import make_paper_index as index
+from reproduction.measurements import measured, shown
 from reproduction.real import is_embedded, missing_of, preset_names, result_path, run_preset, with_makers
 from reproduction.runs import CONFIGS, Run, changed, execute, finished, in_order, moved_targets, to_run
 
@@ -38,9 +41,24 @@ def load_runs(path: Path = index.ROWS) -> dict[str, Run]:
 
 
 def load_rows() -> list[dict[str, Any]]:
-    """The rows of the papers' tables, and our own presets on photographs; `--only photographs` names all of these."""
+    """The rows of the papers' tables, our own presets on photographs (`--only photographs`) and the authors' captioners (`released`)."""
+    content = index.load_index()
     presets = [name for name in preset_names() if name.startswith("photographs/")]
-    return [*index.load_rows(), *({"id": p, "status": "ours", "numbers": [{"preset": p}]} for p in presets)]
+    ours = [{"id": p, "status": "ours", "numbers": [{"preset": p}]} for p in presets]
+    return [*content["rows"], *content["released"], *ours]
+
+
+def comparison(rows: Sequence[Mapping[str, Any]], output: Path) -> Table:
+    """Published numbers beside ours, of presets that have a result on the papers' data."""
+    table = Table("preset", "number", "published", "ours", "difference")
+    for entry in (entry for row in rows for entry in row.get("numbers", ()) if {"paper", "preset_at"} <= entry.keys()):
+        path, cells = result_path(entry["preset"], output), ["not measured", ""]  # such as METEOR without Java
+        if path.exists():
+            with contextlib.suppress(KeyError):
+                ours = measured(entry["preset_at"], json.loads(path.read_text(encoding="utf-8"))).value
+                cells = [shown(ours), f"{ours - entry['paper']:+.3f}"]
+            table.add_row(entry["preset"], entry["what"], shown(entry["paper"]), *cells)
+    return table
 
 
 def _seeds(run: Run, asked: Sequence[int] | None) -> Sequence[int]:
@@ -200,6 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "the checkout has changes, so that no revision names what made a result; commit them, or set --output"
         )
     reasons = _run_all(rows, wanted, runs, args, console)
+    if (table := comparison(rows, args.output)).row_count:
+        console.print(table)
     for name, why in reasons.items():
         console.print(f"{name}: {why}", markup=False)
     return int(any("exit code" in why for why in reasons.values()))

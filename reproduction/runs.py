@@ -200,9 +200,6 @@ def hardware() -> str:
 PLACES = {"--output", "--output_dir", "--runs_dir"}
 """Options that say where a result goes, not what it is."""
 
-RENAMED: dict[str, str] = {}
-"""Options by the names that committed results recorded, to those of today."""
-
 
 def made_by(commands: str | Sequence[str]) -> list[tuple[str, list[list[str]]]]:
     """What commands do, wherever their programs and results lie: names of programs, and options with their values in any order."""
@@ -210,7 +207,7 @@ def made_by(commands: str | Sequence[str]) -> list[tuple[str, list[list[str]]]]:
     for command in [commands] if isinstance(commands, str) else commands:
         prefix, _, text = command.rpartition(_EACH)
         start, *options = re.split(r" (?=--\w)| (?=-- )", text)
-        words = [[RENAMED.get(name, name), *values] for name, *values in map(str.split, options)]
+        words = list(map(str.split, options))
         program = " ".join(Path(word).name if word.endswith(".py") else word for word in start.split())
         made.append((prefix + _EACH + program, sorted(option for option in words if option[0] not in PLACES)))
     return made

@@ -359,12 +359,7 @@ def _towers(tokenizer: Any, width: int, mlp: int, heads: int) -> tuple[dict[str,
 
 
 def train_reward_scorer(
-    name: str,
-    seed: int,
-    fact_steps: int,
-    steps: int,
-    facts: int | None = None,
-    kinds: tuple[str, ...] = EMOJI_KINDS,
+    name: str, seed: int, fact_steps: int, steps: int, facts: int | None = None, kinds: tuple[str, ...] = EMOJI_KINDS
 ) -> dict[str, Any]:
     """Train a CLIP on annotators' short captions, or on [`stated`] ones: five facts first, then contrastive alignment."""
     torch.manual_seed(seed)
@@ -491,10 +486,7 @@ _SEEN_FACTS = tuple("kind colour size position background pattern weather time s
 
 
 def _annotated(
-    pool: ScenePool,
-    rng: np.random.Generator,
-    tokenizer: BertTokenizer,
-    annotators: tuple[Annotator, ...] = ANNOTATORS,
+    pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer, annotators: tuple[Annotator, ...] = ANNOTATORS
 ) -> tuple[np.ndarray, BatchEncoding]:
     """Rows, and a fresh caption each: from five captions per image a captioner learns by heart who mentioned what."""
     rows = rng.choice(len(pool.scenes), 96, replace=False)

@@ -149,9 +149,7 @@ def loader_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
     plain = ImageInputs(transformers.BlipImageProcessorPil(**size))
     ours = ImageInputs(transformers.BlipImageProcessor(**size))
     cache: dict[str, Any] = {"directory": Path(folder.name) / "cache", "progress": False}
-    stored: dict[str, Any] = {
-        "cache_pixels=uint8": cached_pixels(dataset, ours.prepared_pixels, **cache),
-    }
+    stored: dict[str, Any] = {"cache_pixels=uint8": cached_pixels(dataset, ours.prepared_pixels, **cache)}
 
     def opened(captioner: ImageInputs) -> Tensor:
         return captioner.encode_images([open_image(file) for file in files])["pixel_values"].to(device, dtype)

@@ -1,4 +1,4 @@
-"""A warm process that forks a new one for every job: twenty kills cost the imports once.
+"""A fork of the test process that forks a new one for every job: no kill costs the imports again.
 
 A job is a function of `tests.faults.jobs`, its arguments and perhaps a moment: the n-th call that Python makes, at which
 the process gets a signal. Moments are counted in calls, not in seconds, so that a seed gives the same moments on a
@@ -7,12 +7,12 @@ loaded machine, and so that every one of them falls into the job.
 
 import importlib
 import json
+import logging
 import math
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,7 +24,7 @@ from typing import Any
 
 import tqdm.std
 
-from tests.processes import _run
+from tests.processes import Forked, _run
 
 ROOT = Path(__file__).parents[2]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
@@ -95,25 +95,15 @@ class WarmProcess:
     def __enter__(self):
         # Made and removed here: a worker forked by a job would run the clean-up of the process it comes from.
         self.folder = tempfile.mkdtemp()
-        command = [sys.executable, "-m", "tests.faults.warm_process", self.folder]
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **OFFLINE, **QUIET},
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.requests, self.answers = self.process.stdin, self.process.stdout
+        reading, writing = os.pipe()
+        self.process = Forked(main, reading, self.folder, environment={**OFFLINE, **QUIET}, cwd=ROOT)
+        os.close(reading)
+        self.requests, self.answers = os.fdopen(writing, "w"), self.process.stdout
         return self
 
     def __exit__(self, *_):
         self.requests.close()
-        self.process.kill()  # it holds nothing, and taking down what it imported takes seconds
-        self.process.wait()
-        self.answers.close()
+        self.process.__exit__()
         shutil.rmtree(self.folder)
 
     def _ask(self, **request):
@@ -180,17 +170,20 @@ def wait_for(number, folder, timeout):
     return {"code": None if hung else status, "output": said, "value": value, "at": ended}
 
 
-def main():
+def main(requests, place):
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    log = os.open(Path(place, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):  # what libraries print is not an answer
+        os.dup2(log, number)
+    logging.getLogger().handlers.clear()  # pytest's
     tqdm.std.tqdm.monitor_interval = 0  # no thread of a bar while a process is forked
     importlib.import_module("tests.faults.jobs").warm_up()
     running = {}
-    for line in sys.stdin:
+    for line in os.fdopen(requests):
         request = json.loads(line)
         answer: Any = None
         if "start" in request:
-            folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
+            folder = Path(tempfile.mkdtemp(dir=place))
             number = os.fork()
             if number == 0:
                 child(request, folder)
@@ -205,7 +198,3 @@ def main():
             answer = wait_for(request["wait"], running.pop(request["wait"]), request["timeout"])
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,8 @@ results; on the papers' data, what rows need, in which order they run, and where
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import threading
 import time
@@ -10,13 +12,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.clipcap.assembly import assemble
+from hf_captionrl.cli.main import main
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.io import write_json
 from reproduction import findings, real, reproduce, runs
 from reproduction.make_paper_index import PAPERS, load_rows, until_of
 from reproduction.measurements import look_up, measured, shown
 from reproduction.runs import CONFIGS, Run, execute, finished, in_order, moved_targets, to_run
 from scripts.docs_hooks import generated_pages, on_page_markdown
+from tests.apps.convert.test_published import original_blip, published, saved
+from tests.retrieval.tiny_scorers import make_clip
+from tests.tiny import tiny_blip, tiny_clipcap, tiny_images
 
 ROOT = Path(__file__).parents[2]
 RUNS = reproduce.load_runs()
@@ -306,3 +316,65 @@ def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
     folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "caller": None}
     said = real.run_preset(preset, tmp_path / "data", [0], **folders)
     assert said == "the model of ndlb/table11/holisticcap is not there, which it needs"
+
+
+def small_run(words):
+    """What `call` does, in this process and with short captions."""
+    if "hf_captionrl.cli" in words:
+        return main(words[words.index("convert") :])
+    recipe, *options = words[words.index("accelerate.commands.launch") + 1 :]
+    small = "--generation_max_new_tokens 6 --use_cpu --disable_tqdm true --num_train_epochs 0".split()
+    importlib.import_module(f"recipes.{Path(recipe).stem}").main([*options, *small])
+    return 0
+
+
+def test_released_checkpoints_are_converted_evaluated_and_compared(tmp_path, monkeypatch, capsys):
+    """From the authors' files, with tiny weights, to the table of published numbers."""
+    data, models, images = tmp_path / "data", tmp_path / "data/models", tiny_images(8, size=24)
+    (data / "images").mkdir(parents=True)
+    (data / "checkpoints").mkdir()
+    rows = []
+    for number, image in enumerate(images):
+        image.save(data / "images" / f"{number}.png")
+        row = {
+            "filename": f"{number}.png",
+            "imgid": number,
+            "cocoid": number,
+            "split": "test" if number > 2 else "val",
+        }
+        rows.append(row | {"sentences": [{"raw": f"a red cat {number}", "tokens": []}]})
+    write_json(data / "dataset_coco.json", {"images": [*rows, rows[0] | {"imgid": 9, "cocoid": 9, "split": "train"}]})
+    bags = [[3, 4, 5], [6, 7, 2]]
+    for size in (3, 5, 7):
+        write_json(data / f"truematch/benchmark/{size}.json", bags if size == 3 else [list(range(1, size + 1))])
+    model, processor = tiny_blip(seed=3)
+    saved(model, processor, models / "Salesforce/blip-image-captioning-base")
+    clip, gpt2 = models / "openai/clip-vit-base-patch32", models / "openai-community/gpt2"
+    clipcap, clipcap_processor = tiny_clipcap()
+    for folder, parts in {clip: make_clip(), gpt2: (clipcap.language_model, clipcap_processor.tokenizer)}.items():
+        for part in parts:
+            part.save_pretrained(folder)
+    published(assemble(clip, gpt2)[0], data / "checkpoints/coco_weights.pt")
+    torch.save({"model": original_blip(model), "epoch": 3}, data / "checkpoints/blip_smile_base.pth")
+    (data / "checkpoints/blip_mle_smile_base.pth").write_bytes(b"no checkpoint")
+    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(reproduce, "run_preset", functools.partial(real.run_preset, caller=small_run))
+    names = [f"released/{name}" for name in ("blip", "smile", "mle-smile", "truematch")]
+    options = ["--data_root", str(data), "--output", str(tmp_path), "--runs_dir", str(tmp_path / "runs")]
+    assert reproduce.main(["--only", *names, *options]) == 1
+    output = " ".join(capsys.readouterr().out.split())
+
+    source = load_captioner(model, processor=processor, prompt="a picture of ")
+    batch = source.encode_images(images[3:])
+    captions = source.generate(**batch, num_beams=3, do_sample=False, max_new_tokens=6).captions
+    words = sum(len(caption.split()) for caption in captions) / 5
+    assert f"released/smile │ length in words │ 22.30 │ {words:.2f} │ {words - 22.3:+.3f} │" in output
+    scorer, captioner = load_scorer(clip), load_captioner(models / "clipcap-coco")
+    batch = captioner.encode_images(images)
+    texts = captioner.generate(**batch, num_beams=5, do_sample=False, max_new_tokens=6).captions
+    similar = scorer.text_features(texts) @ scorer.image_features(images).T
+    hits = sum(int(similar[image, bag].argmax()) == bag.index(image) for bag in bags for image in bag) / 6
+    assert f"released/truematch │ R@1 in bags of 3 │ 0.508 │ {hits:.3f} │ {hits - 0.508:+.3f} │" in output
+    assert "released/blip: models/blip-coco-finetuned not in the data root" in output
+    assert "released/mle-smile: exit code 2 of" in output  # no weights, no number
+    assert "released/mle-smile │" not in output

@@ -141,6 +141,12 @@ def runs_of(config: SmileRecipeConfig, compare_mle_weights: Sequence[float]) -> 
     return plan_runs(config, ((None, each) for each in changes), run_name)
 
 
+def make_trainer(captioner: Any, run: Any, splits: Any, scorer: Any, model_args: Any) -> SmileTrainer:
+    """The trainer of one run."""
+    data = {"train_dataset": splits["train"], "eval_dataset": splits["validation"]}
+    return SmileTrainer(captioner, run, **data, scorer=scorer, peft_config=model_args.peft_config)
+
+
 @alone_in_folder
 def compare_smile(
     arguments: tuple[Any, ...],
@@ -165,14 +171,7 @@ def compare_smile(
             if model_args.fresh_language_model:
                 set_seed(config.seed)
             captioner = model_args.load(run.prompt)
-        return SmileTrainer(
-            captioner,
-            run,
-            train_dataset=splits["train"],
-            eval_dataset=splits["validation"],
-            scorer=scorer,
-            peft_config=model_args.peft_config,
-        )
+        return make_trainer(captioner, run, splits, scorer, model_args)
 
     configs = runs_of(config, smile_args.compare_mle_weights if is_training else [])
     runs = [Run(FIRST, _first(config, smile_args, first_folder), make)] if has_mle_stage else []

@@ -190,6 +190,9 @@ SMILE |= {"captions": "all"}  # code: data/coco_karpathy_dataset.py of BLIP has 
 SMILE |= {"frozen_tower": False, "beams": 3, "longest": 75, "longest_reference": 40, "subset": "caption"}
 SMILE |= {"smoothing": 0.0, "pool": "capenrich_hard_pool.json", "prefix": None, "judge": None}
 SMILE |= {"measures": SMILE_COLUMNS}
+# The authors' checkpoints, untouched: without the pool, and with the papers' scorer alone.
+RELEASED = SMILE | {"epochs": 0, "pool": None, "measures": {"length", "lexical_diversity", "clip_score"}}
+ONE_SCORER = SCORERS | {"judge": SCORERS["scorer"]}
 # Figure 4(a) shows curves of unselected checkpoints.
 UNSELECTED = {"curves": True, "selected": False}
 # BLIP's finetuning with maximum likelihood smooths labels with 0.1 (code).
@@ -272,6 +275,20 @@ PAPERS = {
     "smile/llama-1b/document": LLAMA_1B,
     "smile/llama-1b/sentence": LLAMA_1B | {"subset_scope": "sentence"},
     "smile/llama-1b/window": LLAMA_1B | {"subset_scope": "window"},
+    "released/blip": RELEASED | ONE_SCORER,
+    **{
+        f"released/{name}": RELEASED | ONE_SCORER | {"start": f"outputs/blip-{name}"}
+        for name in ("smile", "mle-smile")
+    },
+    "released/clipcap": EVALUATION | ONE_SCORER | {"measures": {"blocks_recall_at_1", *NLG}},
+    "released/truematch": EVALUATION
+    | ONE_SCORER
+    | {
+        "paper": "ndlb",
+        "truematch": "truematch",
+        "longest": 40,
+        "measures": {f"bag_{k}_recall_at_1" for k in (3, 5, 7)},
+    },
     **SELF_RETRIEVAL,
     "sle_blip/coco": SLE,
     "sle/table1/xe": SLE | {"epochs": 5},
