@@ -229,7 +229,7 @@ def test_documented_python_runs(page, number, folder):
 
 REAL = {
     "training": (ROOT / "README.md", 0),
-    "evaluate.load": (ROOT / "README.md", 1),
+    "evaluate.load": (ROOT / "docs/metrics.md", 0),
     "pipeline": (ROOT / "docs/quickstart.md", 0),
 }
 REWARD_IN_TRL = """
