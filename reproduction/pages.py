@@ -7,11 +7,61 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from reproduction import RESULTS
 from reproduction.make_paper_index import HEADINGS, PAPERS
-from reproduction.measurements import Measured, measured, shown
+from reproduction.measurements import Measured, measured, seed_interval, shown
 from reproduction.real import missing_of, result_path
 from reproduction.runs import CONFIGS, IGNORED, Run, of_older_world, settings_in
+
+# --- README.md -------------------------------------------------------------------------------------------------
+
+Rows = dict[str, dict[str, Any]]
+
+
+def changes_table() -> str:
+    """Starts and references, and what each training of README changes, with 95 % intervals over seeds."""
+
+    def read(name: str) -> Rows:
+        return {row["name"]: row for row in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]}
+
+    def by_seed(row: dict[str, Any], more: dict[str, Any] | None = None) -> list[Any]:
+        """R@1, CIDEr-D and wrong claims of each seed; `more` is a further seed."""
+        keys = [key for key in ("rd100_recall_at_1", "cider_d", "hallucination") if row.get(key)]
+        return [np.array([*row[key]["values"], *([more[key]] if more else [])]) for key in keys]
+
+    def line(name: str, numbers: list[Any], start: list[Any] | None = None) -> str:
+        changes = [seed_interval(list(end - first)) for end, first in zip(numbers, start or [], strict=bool(start))]
+        cells = [f"{one.value:+.3f} [{one.low:.3f}, {one.high:.3f}]" for one in changes]
+        cells = cells or [f"{number.mean():.3f}" for number in numbers]
+        return f"| {name} | {' | '.join([*cells, *['–'] * (3 - len(cells))])} |"
+
+    dose, bags, seed_3 = map(read, ("dose_scenes", "self_retrieval_bags_seeds", "photographs_starts"))
+    smile, curriculum = (read(f"photographs_seeds/photographs-flickr8k-{name}") for name in ("smile", "sr-curriculum"))
+    start, curriculum_start = by_seed(dose["blip, 3 beams"]), by_seed(curriculum["MLE"], seed_3["400 steps"])
+    flickr8k_start = by_seed(smile["MLE"], seed_3["400 steps"])
+    return "\n".join(
+        [
+            "| training (seeds) | R@1 | CIDEr-D | wrong claims |",
+            "|:--|--:|--:|--:|",
+            line("**scenes: the start**", start),
+            line("**scenes: one reference**", by_seed(bags["references"])),
+            line("SMILE, lambda 0.5 (3)", by_seed(dose["blip, lambda 0.5, 3 beams"]), start),
+            line("SMILE, lambda 0 (3)", by_seed(dose["blip, lambda 0, 3 beams"]), start),
+            line("self-retrieval, bags (3)", by_seed(bags["SR (bag curriculum)"]), start),
+            line("further MLE (3)", by_seed(dose["blip, lambda 1, 3 beams"]), start),
+            line("**Flickr8k: the start**", flickr8k_start),
+            line("**Flickr8k: one reference**", by_seed(smile["references"], seed_3["references"])),
+            line(
+                "self-retrieval, bags (3)",
+                by_seed(curriculum["SR (bag curriculum)"], seed_3["400 steps, sr-curriculum"]),
+                curriculum_start,
+            ),
+            line("SMILE, 100 steps (4)", by_seed(smile["SMILE"], seed_3["400 steps, smile, 100"]), flickr8k_start),
+        ]
+    )
+
 
 # --- reproduction.md -------------------------------------------------------------------------------------------
 

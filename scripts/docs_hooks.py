@@ -2,7 +2,7 @@
 
 - Pages made of reproduction/paper_index.yaml, reproduction/findings.yaml and reproduction/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json, or of several runs, `RUN, RUN`,
-  and `<!-- table RUN: Heading | row; row -->` for some of its rows;
+  and `<!-- table RUN: Heading | row; row -->` for some of its rows; `<!-- table changes -->` is README's;
   `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
   `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
   `<!-- logged_keys TRAINER -->` are rows of docs/logged_keys.yaml. Where `<!-- /table -->` (or another name) follows, the rows are
@@ -170,7 +170,10 @@ def columns_of(table: str, headings: list[str], rows: Sequence[str] = ()) -> str
 def _table(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
     from reproduction import estimators, hacking, listening, worlds
+    from reproduction.pages import changes_table
 
+    if (name, arguments) == ("table", "changes"):
+        return changes_table()
     if name == "table" and arguments:
         run, _, columns = arguments.partition(": ")
         columns, _, chosen = columns.partition(" | ")
@@ -292,5 +295,5 @@ class FieldHelp(griffe.Extension):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "reproduction").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "reproduction").glob("*.md")]:
         page.write_text(with_committed_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

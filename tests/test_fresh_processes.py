@@ -227,7 +227,7 @@ def test_documented_python_runs(page, number, folder):
     assert status == 0, output
 
 
-REAL = [(ROOT / "README.md", 0), (ROOT / "README.md", 1), (ROOT / "docs/quickstart.md", 0)]
+REAL = [(ROOT / "README.md", 0), (ROOT / "docs/metrics.md", 0), (ROOT / "docs/quickstart.md", 0)]
 REWARD_IN_TRL = """
 from hf_captionrl import load_scenes
 from hf_captionrl.experimental.claim_rewards import ClaimReward

@@ -94,7 +94,7 @@ class ClaimReward(Reward):
     With `credit="claim"` a token has the advantage `A + v - P`, where `A` is that of its caption, `v` is 1 in a true claim and
     0 in a false one (the mean, if it belongs to several) and `P` the caption's precision. With `score="precision"` and the
     baseline `"group_mean"` this is `v` minus the mean precision of the group. Other tokens have the advantage of the
-    caption. The gradient is biased, see docs/claims.md.
+    caption. The gradient is biased, see reproduction/claims.md.
 
     Args:
         checker (`Callable`, *optional*): Called like a reward function; it returns a [`CheckedCaption`] per caption, or None

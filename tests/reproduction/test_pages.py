@@ -3,7 +3,9 @@
 import json
 import re
 
+import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import false_discovery_control
 
 from reproduction import RESULTS, ROOT
@@ -103,6 +105,28 @@ def test_changes_on_photographs_are_means_over_seeds():
             assert (marked[1] if marked else seeds) == ", ".join(map(str, sorted(values))), (name, key)
     corrected = false_discovery_control([p for p, _ in p_values.values()])
     assert [q < 0.05 for q in corrected] == [bold for _, bold in p_values.values()]
+
+
+def test_changes_of_readme_are_those_of_the_results():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = {name: numbers for name, *numbers in cells(readme.split("<!-- table changes -->\n\n")[1].split("\n\n")[0])}
+    start, end = (
+        next(row for row in read("dose_scenes")["rows"] if row["name"] == f"blip, {name}3 beams")
+        for name in ("", "lambda 0.5, ")
+    )
+    for key, cell in zip((RECALL, CIDER, "hallucination"), lines["SMILE, lambda 0.5 (3)"], strict=True):
+        gains = np.subtract(end[key]["values"], start[key]["values"])
+        low, high = stats.t.interval(0.95, 2, gains.mean(), stats.sem(gains))
+        assert cell == f"{gains.mean():+.3f} [{low:.3f}, {high:.3f}]"
+    page = {re.search("`(.+)`", name)[1]: row for name, *row in table_below("photographs", "training")}
+    for name, training in (("SMILE, 100 steps (4)", "smile"), ("self-retrieval, bags (3)", "sr-curriculum")):
+        # Of two rows with a name the last one, which is on Flickr8k; its numbers are those of a page that is tested above.
+        assert lines[name] == [page[training][1].strip("*"), page[training][3].strip("*"), "–"]
+    values = [
+        *read("photographs_seeds/photographs-flickr8k-smile")["rows"][0][RECALL]["values"],
+        by_name(read("photographs_starts")["rows"])["400 steps"][RECALL],
+    ]
+    assert lines["**Flickr8k: the start**"][0] == f"{np.mean(values):.3f}" != f"{values[0]:.3f}"
 
 
 def check_compared(lines, keys):
