@@ -30,6 +30,7 @@ from hf_captionrl.experimental.claim_rewards import (  # noqa: E402
     ClaimReward,
     SceneChecker,
 )
+from hf_captionrl.experimental.gallery import GalleryReward  # noqa: E402
 from hf_captionrl.experimental.question_rewards import QuestionReward  # noqa: E402
 from hf_captionrl.metrics import caption_perplexity, cider_d, faithfulness, self_retrieval  # noqa: E402
 from hf_captionrl.retrieval import nearest_neighbours  # noqa: E402
@@ -116,6 +117,7 @@ def rewards(scorer: Any, seed: int) -> dict[str, Callable[[], Any]]:
         "judge with length bias": lambda: biased_judge,
         "SR by truth": TruthRetrieval,
         "random": lambda: random_reward(seed),
+        "gallery": lambda: GalleryReward(scorer),
     }
 
 
@@ -200,13 +202,14 @@ def main() -> None:
     parser.add_argument("--runs_dir", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--rewards", nargs="+", default=[name for name in rewards(None, 0) if name != "gallery"])
     args = parser.parse_args()
     curves: list[dict[str, Any]] = []
     held_back: list[dict[str, Any]] = []
     for seed in args.seeds:
         curves.append({})
         held_back.append({})
-        for name in rewards(None, 0):
+        for name in args.rewards:
             target = args.runs_dir / "".join(c if c.isalnum() else "-" for c in name) / f"seed-{seed}.json"
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)

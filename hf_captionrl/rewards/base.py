@@ -488,6 +488,7 @@ REWARDS: dict[str, type[Reward] | str] = {
     "truncation": "hf_captionrl.rewards.text_rewards:TruncationPenalty",
     "claim_f1": "hf_captionrl.experimental.claim_rewards:ClaimReward",
     "question_oracle": "hf_captionrl.experimental.question_rewards:QuestionReward",
+    "gallery": "hf_captionrl.experimental.gallery:GalleryReward",
 }
 """Rewards by name: a class, or "module:class", imported at first use."""
 
