@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import torch
+import yaml
 from torch import Tensor
 
 from hf_captionrl.utils.options import check_values
@@ -515,6 +516,17 @@ def reward_class(name: str) -> type[Reward]:
         module, _, attribute = kind.partition(":")
         kind = REWARDS[name] = getattr(importlib.import_module(module), attribute)
     return cast("type[Reward]", kind)
+
+
+def parse_weighted_reward(text: str) -> tuple[str, dict[str, Any], float]:
+    """Name, fields and weight of `NAME=WEIGHT` or `NAME:FIELD=VALUE,...=WEIGHT`."""
+    reward, _, weight = text.rpartition("=")
+    name, _, fields = reward.partition(":")
+    try:
+        values = dict(field.split("=", 1) for field in fields.split(",") if field)
+        return name, {key: yaml.safe_load(value) for key, value in values.items()}, float(weight)
+    except ValueError:
+        raise ValueError(f"rewards holds {text!r}. Use NAME=WEIGHT, such as claim_f1=1.") from None
 
 
 def make_reward(reward: type[Reward], options: Any, **overrides: Any) -> Reward:

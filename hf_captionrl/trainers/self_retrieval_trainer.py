@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import datasets
-import yaml
 
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.rewards.base import Reward, RewardLike, make_reward, reward_class
+from hf_captionrl.rewards.base import Reward, RewardLike, make_reward, parse_weighted_reward, reward_class
 from hf_captionrl.rewards.self_retrieval import RetrievalOptions
 from hf_captionrl.rewards.text_rewards import CiderOptions, DiversityOptions, LengthOptions
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig, CaptionRLTrainer
@@ -29,17 +28,6 @@ def scorer_list(scorer: Scorer | Sequence[Scorer] | None) -> list[Scorer]:
 
 
 NotNegativeWeight = Annotated[float, Range(at_least=0)]
-
-
-def parse_weighted_reward(text: str) -> tuple[str, dict[str, Any], float]:
-    """Name, fields and weight of `NAME=WEIGHT` or `NAME:FIELD=VALUE,...=WEIGHT`."""
-    reward, _, weight = text.rpartition("=")
-    name, _, fields = reward.partition(":")
-    try:
-        values = dict(field.split("=", 1) for field in fields.split(",") if field)
-        return name, {key: yaml.safe_load(value) for key, value in values.items()}, float(weight)
-    except ValueError:
-        raise ValueError(f"rewards holds {text!r}. Use NAME=WEIGHT, such as claim_f1=1.") from None
 
 
 @dataclass

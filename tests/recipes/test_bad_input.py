@@ -41,6 +41,7 @@ FILES = {
     "lora_r:": "lora_r .*int",
     "seed: [1]": "seed .*a single value",
     "compare_mle_weights: 0.5": "compare_mle_weights .*a list",
+    "compare_mle_weights: [2]": "mle_weight is 2",
 }
 KINDS = [(words, "", said) for words, said in OPTIONS.items()]
 KINDS += [("--config run.yaml", text, said) for text, said in FILES.items()]

@@ -56,6 +56,7 @@ from hf_captionrl.trainers.dose import METRIC
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
 from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config
+from hf_captionrl.utils.options import check_values
 
 # --- Learning curves of a run: captions of the test split, measured at every evaluation ------------------------------
 
@@ -211,6 +212,7 @@ def plan_runs(
             if not hasattr(run, argument):
                 raise ValueError(f"The run {row!r} sets the unknown argument {argument!r}. Use one of the trainer's.")
             setattr(run, argument, value)
+        run.check() if hasattr(run, "check") else check_values(run)
         name = name_of(run) if row is None else row
         folder = "model" if name == name_of(config) else f"model-{_slug(name)}"
         run.output_dir = str(Path(str(config.output_dir)) / folder)

@@ -34,8 +34,8 @@ from hf_captionrl.evaluation.similarity import similarity_features
 from hf_captionrl.retrieval.bags import load_neighbours
 from hf_captionrl.retrieval.neighbours import nearest_neighbours, num_neighbours
 from hf_captionrl.rewards import WeightedRewards
+from hf_captionrl.rewards.base import parse_weighted_reward
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
-from hf_captionrl.trainers.self_retrieval_trainer import parse_weighted_reward
 from hf_captionrl.utils.options import check_values, documented
 
 NUM_NEIGHBOURS = 200
@@ -122,10 +122,7 @@ def runs_of(
     own = run_name(config)
     if own in variants:
         raise ValueError(f"The variant {own!r} has the name of the recipe's own run. Use another name.")
-    runs = plan_runs(config, [*variants.items(), (own, {})], run_name)
-    for run in runs.values():
-        run.check()
-    return runs
+    return plan_runs(config, [*variants.items(), (own, {})], run_name)
 
 
 def main(argv: Sequence[str] | None = None, *, default_config: Path) -> Path:
