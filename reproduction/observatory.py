@@ -219,7 +219,9 @@ def main() -> None:
             curves[-1][name] = found["points"]
             ends = found["held_back"]
             held_back[-1][name] = [{"step": 0, **ends["start"]}, {"step": POINTS[-1], **ends["end"]}]
-    record = {"seeds": args.seeds, "versions": installed_versions()}
+    words = " ".join(sys.argv[1:]).replace(str(args.runs_dir), "outputs/observatory").replace(str(args.output), "FILE")
+    record = {"command": f"python reproduction/observatory.py {words}", "seeds": args.seeds}
+    record |= {"versions": installed_versions()}
     record |= {"learning_curves": aggregate_curves(curves), "held_back": aggregate_curves(held_back)}
     write_json(args.output, record)
 

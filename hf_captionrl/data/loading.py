@@ -317,8 +317,9 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
 def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
     """Divide a data set by the hash of its image ids, or concepts, into the parts that are not empty.
 
-    Sizes are exact, but for concepts, which stay whole, the order of the rows does not matter, and adding images moves only those near the boundaries. A
-    fraction above 0 gets at least one image, if there are enough; the first above 0 gets the remainder.
+    Sizes are exact; the order of the rows does not matter, and adding images moves only those near the boundaries. A fraction above
+    0 gets at least one image, if there are enough; the first above 0 gets the remainder. Concepts stay whole:
+    a part ends where one does.
     """
     things = id_column(ds)
     if concept_column(ds) is not None:
@@ -331,9 +332,12 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     start = 0
     for name in reversed(names[1:]):
         size = min(round(fractions[name] * len(ds)) or 1, max(0, len(order) - start - 1))
-        end = start + size
-        while start < end < len(order) and digests[order[end]] == digests[order[end - 1]]:
-            end += 1
+        end = low = high = start + size
+        while low > start and digests[order[low]] == digests[order[low - 1]]:
+            low -= 1
+        while start < high < len(order) and digests[order[high]] == digests[order[high - 1]]:
+            high += 1
+        end = high if high < len(order) and (low == start or high - end < end - low) else low
         parts[name] = order[start:end]
         start = end
     parts[names[0]] = order[start:]
@@ -353,7 +357,7 @@ def carve_missing(
     used = {"train": train, **{name: shares[name] for name in missing}}
     parts = hash_split(splits["train"], used, seed=seed)
     logger.warning(
-        "%s has no split %s: its %d images are divided by the hash of image_id (seed %d) into %s.",
+        "%s has no split %s: its %d images are divided by the hash of ids (seed %d) into %s.",
         *(where, " and ".join(missing), len(splits["train"]), seed),
         ", ".join(f"{len(part)} {name} ({used[name]:.3g})" for name, part in parts.items()),
     )

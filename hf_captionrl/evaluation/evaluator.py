@@ -260,7 +260,7 @@ class Evaluator:
         paper = PAPERS.get(self.arguments.paper or "", ())
         row = self.suite_row(captions, references or self.references, [*SUITES["smile"], "degenerate", *paper])
         row.set_parts()
-        for text in [] if name == "references" else text_warnings(captions, self.references):
+        for text in [] if name in ("references", "learning curve") else text_warnings(captions, self.references):
             warnings.warn(f"{name}: {text}", stacklevel=2)
         numbers = row.result(details=False)
         if "ranks" in numbers:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_captionrl.retrieval.ranking import concept_numbers
 from hf_captionrl.rewards.base import RewardContext, RewardData, WeightedRewards
 from hf_captionrl.text.tokenize import ptb_tokenize_all
 
@@ -37,9 +38,9 @@ def reward_scores(
         return padded.clamp(min=0), padded >= 0
 
     device = getattr(scorer, "device", torch.device("cpu"))
-    rewards.prepare(
-        RewardData(image_ids, references, image_features, encode, 0, device, scorer=scorer, columns=list(columns))
-    )
+    more: dict[str, Any] = {"scorer": scorer, "columns": list(columns)}
+    more["concepts"] = concept_numbers(columns["concept"]) if "concept" in columns else None
+    rewards.prepare(RewardData(image_ids, references, image_features, encode, 0, device, **more))
 
     def scores(captions: Sequence[str], images: Sequence[int], candidates: Sequence[int]) -> list[float]:
         ids, mask = encode(captions)

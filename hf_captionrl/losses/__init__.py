@@ -8,7 +8,7 @@ from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, linear_log_probs 
 from hf_captionrl.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from hf_captionrl.losses.policy_gradient import caption_log_probs, policy_gradient_loss
+    from hf_captionrl.losses.policy_gradient import policy_gradient_loss
     from hf_captionrl.losses.smile import fused_smile_loss, shift_first_token, smile_loss
 
 __getattr__, __all__ = lazy_names(__name__)

@@ -27,13 +27,6 @@ def _exp(difference: Tensor) -> Tensor:
     return near.exp() * (1 + (difference - near))
 
 
-def _check(log_probs: Tensor, mask: Tensor, loss_type: str) -> None:
-    if loss_type not in LOSS_TYPES:
-        raise ValueError(f"loss_type is {loss_type!r}. Use one of {LOSS_TYPES}.")
-    if log_probs.ndim != 2 or log_probs.shape != mask.shape:
-        raise ValueError(f"log_probs {tuple(log_probs.shape)} and mask {tuple(mask.shape)} must both be (N, T).")
-
-
 def _weights(mask: Tensor, loss_type: str, dtype: torch.dtype) -> Tensor:
     """`(N, T)` weight of each token in its caption, in fp32 or higher."""
     weights = mask.to(torch.promote_types(dtype, torch.float32))
@@ -51,23 +44,6 @@ def loss_normalizer(mask: Tensor, loss_type: LossType, max_completion_length: in
     if max_completion_length is None:
         raise ValueError("loss_type='dr_grpo' divides by max_completion_length, which is None. Pass it.")
     return max(len(mask), 1) * max_completion_length
-
-
-def caption_log_probs(log_probs: Tensor, mask: Tensor, loss_type: LossType = "grpo") -> Tensor:
-    """Log-probability of each caption.
-
-    Args:
-        log_probs (`torch.Tensor` of shape `(N, T)`): Log-probability of each token.
-        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, including the end token.
-        loss_type: `"grpo"` takes the mean over the tokens, the others sum.
-
-    Returns:
-        `torch.Tensor` of shape `(N,)`: Nats, at most 0; 0 for a caption without tokens.
-    """
-    _check(log_probs, mask, loss_type)
-    mask = mask.bool()
-    # Padding may contain NaN and -inf, which must not reach the sum.
-    return (torch.where(mask, log_probs, 0.0) * _weights(mask, loss_type, log_probs.dtype)).sum(1)
 
 
 def policy_gradient_loss(
@@ -105,7 +81,7 @@ def policy_gradient_loss(
         loss_type: Way of adding up the tokens, see `LossType`.
         old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the sampling policy.
         epsilon (`float`, *optional*): Range of the clipped ratio; None does not clip.
-        epsilon_high (`float`, *optional*): Upper range, by default `epsilon`; with `"cispo"` the largest ratio.
+        epsilon_high (`float`, *optional*): Upper range, by default `epsilon`; with `"cispo"` the largest ratio, by default unbounded.
         ref_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the reference model.
         beta (`float`): Weight of the KL penalty.
         entropy (`torch.Tensor` of shape `(N, T)`, *optional*): Entropy of the distribution of each token, in nats.
@@ -119,7 +95,10 @@ def policy_gradient_loss(
         `dict`: The scalar `loss`, and where they apply `kl`, `entropy` and `clipped_share`: detached sums over
         captions of token means.
     """
-    _check(log_probs, mask, loss_type)
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"loss_type is {loss_type!r}. Use one of {LOSS_TYPES}.")
+    if log_probs.ndim != 2 or log_probs.shape != mask.shape:
+        raise ValueError(f"log_probs {tuple(log_probs.shape)} and mask {tuple(mask.shape)} must both be (N, T).")
     if advantages.shape not in (log_probs.shape[:1], log_probs.shape):
         shapes = f"({len(log_probs)},), one per caption, or {tuple(log_probs.shape)}, one per token"
         raise ValueError(f"advantages must be {shapes}. Got {tuple(advantages.shape)}.")

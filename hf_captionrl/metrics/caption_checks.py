@@ -107,11 +107,11 @@ TEXT_WARNINGS: tuple[tuple[str, _Rule, float, str], ...] = (
     ("lists", _printed_lists, 0, "references are lists printed as text: {}. Use a list of captions."),
     ("chat", _search(_CHAT), 0, "captions begin as the answer of a chat model: {}. Keep the caption alone."),
     ("think", _search("</?think"), 0, "captions hold a block <think>: {}. Remove it."),
-    ("letters", _search(r"\A[\W\d_]*\Z"), 0, "captions have no letter: {}. Check the column."),
+    ("letters", _search(r"\A(?=.*\S)[\W\d_]*\Z"), 0, "captions have no letter: {}. Check the column."),
     ("prompt", _shared_words, 0.99, "captions all begin or end with the same words: {}. Remove a prompt."),
     ("equal", lambda captions, references: [c for c, group in zip(captions, references, strict=True) if c in group], 0.8,
      "captions are references: {}. Leave them out of the references."),
-    ("cut", _search(r"\b(?:an?|the|of|and|with|is|are)\s*\Z"), 0.1,
+    ("truncated", _search(r"\b(?:an?|the|of|and|with|is|are)\s*\Z"), 0.1,
      "captions end in the middle of a sentence: {}. Raise the length limit."),
     ("language", _foreign, 0.8, "captions have hardly a word of the references: {}. Use the same language."),
 )

@@ -114,7 +114,9 @@ def self_retrieval(
     scaled = unit_rows if found is None else check_features  # known ranks need no copies of unit length
     text, images = scaled(text, "text_features"), scaled(images, "image_features")
     owners = check_targets(targets, len(text), len(images))
-    of_image = None if concepts is None else _concepts(concepts, len(images), bags)
+    if concepts is not None and len(concepts) != len(images):
+        raise ValueError(f"There are {len(images)} images but {len(concepts)} concepts. Pass one per image.")
+    of_image = None if concepts is None else concept_numbers(concepts)
     if of_image is not None and (sets is not None or protocol == "blocks" or duplicates == "merge"):
         raise ValueError(
             "concepts are for the pool, random distractors and bags. Leave concepts out, or the other option."
@@ -132,6 +134,8 @@ def self_retrieval(
     chances: dict[int, Tensor] = {}  # by k, the chance of a rank of at most k, if it is not 0 or 1
     expected = None  # (P,) ranks whose mean and median are reported; None: the ranks
     if bags is not None:
+        if of_image is not None and any(len({of_image[row] for row in bag}) < len(bag) for bag in bags):
+            raise ValueError("A bag has two images of one concept. Mine bags with `captionrl bags --concept_column`.")
         found, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=first)
         variant = f"bags-{_sizes(bags)}"
     elif sets is not None:
@@ -178,19 +182,6 @@ def self_retrieval(
         "num_duplicate_images": num_duplicates,
         "signature": signature(metric="self_retrieval", scorer=scorer, variant=variant, **counted),
     }
-
-
-def _concepts(concepts: Sequence[Any], number: int, bags: Sequence[Sequence[int]] | None) -> list[int] | None:
-    """[`concept_numbers`] of the M images, none of them twice in a bag."""
-    if len(concepts) != number:
-        raise ValueError(f"There are {number} images but {len(concepts)} concepts. Pass one per image.")
-    of_image = concept_numbers(concepts)
-    for i, bag in enumerate(bags or () if of_image is not None else ()):
-        if len({of_image[row] for row in bag}) < len(bag):  # type: ignore[index]
-            raise ValueError(
-                f"bags[{i}] has two images of one concept. Mine bags with `captionrl bags --concept_column`."
-            )
-    return of_image
 
 
 def _renumbered(lists: Sequence[Sequence[int]] | None, row: Tensor, name: str) -> list[list[int]] | None:

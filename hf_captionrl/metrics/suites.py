@@ -252,7 +252,11 @@ class SuiteRow:
         """Recall in bags of similar images."""
         for key in keys:
             size = int(key.split("_")[1])
-            if self.bags.get(size):
+            concepts = self.concepts or range(len(self.texts))
+            known = [[concepts[row] for row in bag if row < len(concepts)] for bag in self.bags.get(size, ())]
+            if any(len(set(bag)) < len(bag) for bag in known):
+                self.missing("a bag has two images of one concept", key)
+            elif self.bags.get(size):
                 self._recalls([key], self.image_features, bags=self.bags[size])
             else:
                 self.missing(f"no bags of {size} in the data", key)

@@ -174,7 +174,7 @@ def concept_numbers(concepts: Sequence[Any]) -> list[int] | None:
     """Number of each image's concept, by first appearance; an image without one (None or "") is its own. None: no concept has two images."""
     numbers: dict[Any, int] = {}
     rows = [
-        numbers.setdefault((row,) if concept in (None, "") else concept, len(numbers))
+        numbers.setdefault((row,) if concept in (None, "") else str(concept), len(numbers))
         for row, concept in enumerate(concepts)
     ]
     return rows if len(numbers) < len(rows) else None

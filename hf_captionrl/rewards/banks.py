@@ -73,7 +73,6 @@ class ImageBank:
         """Move the features to a device; returns this bank."""
         self.features = self.features.to(device)
         self._nearest = None if self._nearest is None else self._nearest.to(device)
-        self.concepts = None if self.concepts is None else self.concepts.to(device)
         return self
 
     def check(self, signature: str, num_features: int, image_ids: Sequence[str]) -> None:
@@ -136,7 +135,9 @@ class ImageBank:
         number = is_distractor.sum(1, keepdim=True)  # (B, 1)
         if not number.all():
             alone = image_ids[int((number == 0).nonzero()[0, 0])]
-            raise ValueError(f"The bank holds only the image {alone!r} and copies of it. Use a larger bank.")
+            raise ValueError(
+                f"The bank holds only the image {alone!r}, copies of it and its concept. Use a larger bank."
+            )
         counts = is_distractor.float()  # (B, K)
         weights = (batch_size - 1) * counts / counts.sum(1, keepdim=True)  # (B, K)
         weights = weights.repeat_interleave(group_size, dim=0)  # (N, K)

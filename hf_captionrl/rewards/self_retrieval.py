@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import hf_captionrl.retrieval as retrieval  # banks and named scorers are imported at their first use
 from hf_captionrl.retrieval.feature_cache import RowLookup
-from hf_captionrl.retrieval.ranking import ranks_from_scores
+from hf_captionrl.retrieval.ranking import concept_numbers, ranks_from_scores
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, WeightedRewards, function_context
 from hf_captionrl.utils.options import Positive, Range, documented
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hf_captionrl.rewards.banks import ImageBank
 
 # --- Self-retrieval: can a frozen image-text model find the image from its caption? ----------------------------------
+
+_MOST_VIEWS = 64  # images of a concept that a caption is compared with, evenly spaced in the data
 
 RewardKind = Literal["log_prob", "cosine", "accuracy"]
 
@@ -124,7 +126,7 @@ class SelfRetrieval(RetrievalOptions, Reward):
     batch and M images of the bank. If the bank is random, the sum has the mean of that over the C - 1 distractors of a random batch.
 
     Where several training images show one concept (a column `concept` of the data), these are no distractors of each other, and the
-    reward is the mean of the rewards with each of them as the target: words that fit only one of them do not pay.
+    reward is the mean of the rewards with each of them (at most 64) as the target: words that fit only one of them do not pay.
 
     Args:
         scorer (`Scorer` or `str`, *optional*): The scorer or its name, or several of them; None for the trainer's.
@@ -151,7 +153,6 @@ class SelfRetrieval(RetrievalOptions, Reward):
         self._features: list[Tensor] = []
         self._banks: list[ImageBank] = []
         self._concepts: Tensor | None = None  # (num_images,)
-        self._members: list[list[int]] = []  # training images of each concept
         self.scale: float | None = None  # factor on the cosines; None for the scorer's
         if self.similarity_scale != "code":
             try:
@@ -206,11 +207,11 @@ class SelfRetrieval(RetrievalOptions, Reward):
         self._features = [image_features(scorer).to(device) for scorer in self.scorers]  # (num_images, D)
         if any(len(features) != len(image_ids) for features in self._features):
             raise ValueError(f"Features of {list(map(len, self._features))} images for {len(image_ids)} images.")
-        if concepts is not None:
-            self._concepts = torch.tensor(concepts, device=device)
-            self._members = [[] for _ in range(max(concepts) + 1)]
-            for row, concept in enumerate(concepts):
-                self._members[concept].append(row)
+        if concepts is not None and max(concepts) == 0:
+            raise ValueError(
+                "All training images show one concept, which leaves no distractors. Check concept_column."
+            )
+        self._concepts = None if concepts is None else torch.tensor(concepts, device=device)
         if self.distractor_scope != "bank":
             return
         banks = self._given_banks
@@ -227,7 +228,8 @@ class SelfRetrieval(RetrievalOptions, Reward):
         if concepts is not None:
             concept_of = dict(zip(image_ids, concepts, strict=True))
             for bank in banks:
-                bank.concepts = torch.tensor([concept_of.get(image_id, -1) for image_id in bank.image_ids])
+                numbers = [concept_of.get(image_id, -1) for image_id in bank.image_ids]
+                bank.concepts = torch.tensor(numbers, device=device)
         self._banks = [bank.to(device) for bank in banks]
 
     def __call__(self, context: RewardContext) -> Tensor:
@@ -296,8 +298,9 @@ class SelfRetrieval(RetrievalOptions, Reward):
 
     def _of_concept(self, text: Tensor, features: Tensor, concepts: Tensor) -> Tensor:
         """Cosines `(N, P)` of captions with all training images of their concept, of `concepts` `(B,)`; NaN where it has fewer than P."""
-        rows = [torch.tensor(self._members[concept]) for concept in concepts.tolist()]
-        padded = pad_sequence(rows, batch_first=True, padding_value=-1).to(features.device)  # (B, P)
+        rows = [(self._concepts == concept).nonzero().flatten() for concept in concepts]
+        rows = [each[:: -(-len(each) // _MOST_VIEWS)] for each in rows]
+        padded = pad_sequence(rows, batch_first=True, padding_value=-1)  # (B, P)
         images = features[padded.clamp(min=0)].float()  # (B, P, D)
         cosines = text.view(len(rows), -1, text.size(1)) @ images.transpose(1, 2)  # (B, G, P)
         return cosines.masked_fill((padded < 0)[:, None], math.nan).flatten(0, 1)
@@ -348,6 +351,7 @@ class BankRewardFunction:
         scorer ([`Scorer`] or `str`): The reward scorer or its name.
         targets ([`ImageBank`]): Features of the training images by the same scorer.
         bank ([`ImageBank`], *optional*): The distractors. None: images among `targets`, as `bank_images` and `bank_size` say.
+        concepts (*optional*): What each target shows; see [`SelfRetrieval`].
         kwargs: Other fields of [`SelfRetrieval`], such as `bank_batch_size`.
 
     Example:
@@ -356,14 +360,22 @@ class BankRewardFunction:
         >>> trainer = GRPOTrainer(model, reward_funcs=reward, train_dataset=train)  # doctest: +SKIP
     """
 
-    def __init__(self, scorer: Scorer | str, targets: ImageBank, bank: ImageBank | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        scorer: Scorer | str,
+        targets: ImageBank,
+        bank: ImageBank | None = None,
+        concepts: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         loaded = retrieval.load_scorer(scorer)
         self.reward = SelfRetrieval(loaded, distractor_scope="bank", bank=bank, **kwargs)
         self.__name__ = self.reward.name  # under which TRL logs it
         self._rows = RowLookup(targets.image_ids)
         targets.check(loaded.signature, targets.features.size(1), [])
         device = getattr(loaded, "device", torch.device("cpu"))
-        self.reward.prepare_images(targets.image_ids, lambda scorer: targets.features, device)
+        numbers = None if concepts is None else concept_numbers(concepts)
+        self.reward.prepare_images(targets.image_ids, lambda scorer: targets.features, device, numbers)
         self._total = WeightedRewards([self.reward])
 
     def __call__(self, completions: Sequence[Any], image_id: Sequence[Any], **columns: Any) -> list[float]:

@@ -30,6 +30,7 @@ from hf_captionrl.data.bag_curriculum import BagCurriculumSampler, parse_bag_sch
 from hf_captionrl.data.columns import caption_column, concept_column, id_column
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
 from hf_captionrl.losses.policy_gradient import LossType, loss_normalizer
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import (
     BASELINES,
     RewardContext,
@@ -592,14 +593,9 @@ class CaptionRLTrainer(CaptionTrainer):
         train_dataset = training_rows(train_dataset, whole_set_for=self.whole_set_for)
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights, args)
         if args.max_completion_length is None:
-            readers = [
-                each
-                for reward in self.rewards.rewards
-                if not getattr(reward, "allow_truncation_captions", True)
-                for each in getattr(reward, "scorers", ()) or [scorer]
-            ]
-            reads = [each.max_text_tokens - 2 for each in readers if hasattr(each, "max_text_tokens")]
-            args.max_completion_length = min([40, *reads])
+            limited = [r for r in self.rewards.rewards if not getattr(r, "allow_truncation_captions", True)]
+            readers = [each for r in limited for each in getattr(r, "scorers", ()) or [scorer] if each is not None]
+            args.max_completion_length = min([40, *(load_scorer(each).max_text_tokens - 2 for each in readers)])
         self.held_out_scorer, self.reward_scorer = held_out_scorer, scorer
         if held_out_scorer is not None and scorer is not None:
             self.selecting_scorer = scorer

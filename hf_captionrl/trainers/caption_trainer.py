@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,7 +48,7 @@ from hf_captionrl.captioners.pipeline import (
     vision_tower_features,
 )
 from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_pixels, evaluation_rows, frames_of, training_rows
-from hf_captionrl.data.columns import caption_column, concept_column
+from hf_captionrl.data.columns import caption_column, concept_column, num_concepts
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
@@ -179,7 +180,7 @@ class CaptionTrainer(ExactResumeTrainer):
 
             self.dose = DoseCallback(self, early)
             callbacks = [*(callbacks or []), self.dose]
-            if len(eval_dataset or ()) < SMALLEST_SPLIT:
+            if not isinstance(eval_dataset, datasets.Dataset) or num_concepts(eval_dataset) < SMALLEST_SPLIT:
                 lack = f"{SMALLEST_SPLIT} validation images are needed"
         if compute_metrics is None and args.has_default_metric and lack:
             metric = args.metric_without_scorer
@@ -239,7 +240,8 @@ class CaptionTrainer(ExactResumeTrainer):
         if dataset is None or (self.whole_set_for is not None and not getattr(args, "rl_start_epoch", 0)):
             return smallest  # there is no cross-entropy on captions
         texts = [text for group in references_of(dataset) or [] for text in group if text.strip()]
-        texts = texts[:: math.ceil(len(texts) / 10_000) or 1]  # a sample has the same percentile
+        of_sample = "" if len(texts) <= 10_000 else f" of a sample of the {len(texts):,}"
+        texts = random.Random(0).sample(texts, 10_000) if of_sample else texts  # of the same percentile
         batches = [texts[start : start + 256] for start in range(0, len(texts), 256)]
         rows = [self.captioner.encode_captions(batch, max_length=None)["attention_mask"].sum(1) for batch in batches]
         lengths = np.concatenate([*rows, [0] * (not rows)])
@@ -252,7 +254,7 @@ class CaptionTrainer(ExactResumeTrainer):
         remedy = f"Use max_caption_length={most}, which covers 99 % of them"
         if most > positions:
             remedy = f"99 % need {most} tokens, but the model has positions for {positions}. Shorten the captions"
-        text = f"{number:,} of {len(texts):,} captions are truncated at {limit} tokens; the model never sees an end. {remedy}"
+        text = f"{number:,} of {len(texts):,} captions{of_sample} are truncated at {limit} tokens; the model never sees an end. {remedy}"
         if args.max_caption_length is None and number > len(texts) / 2:
             raise ValueError(f"{text}, or set max_caption_length to train on such captions.")
         if args.process_index == 0:
@@ -389,7 +391,7 @@ class CaptionTrainer(ExactResumeTrainer):
         dataset = self._rows_of(dataset)
         self._memory_tracker.start()
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
-        self.ranks = ranks
+        self.ranks, self.pool_size = ranks, num_concepts(dataset)
         self.log(metrics)
         if self.is_in_train:
             self._unchanged.compare(metric_key_prefix, captions, self.args, self.state)

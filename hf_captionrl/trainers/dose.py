@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from hf_captionrl.data.columns import concept_column
 from hf_captionrl.retrieval.ranking import distractor_recall
 from hf_captionrl.trainers.checkpoints import rows_per_step
 
 METRIC = "rd100_recall_at_1"
 """What selects the checkpoint: R@1 among the image and 99 random ones of the validation split."""
 SMALLEST_SPLIT = 100
-"""Fewest validation images by which a checkpoint is selected."""
+"""Fewest validation images, or concepts of them, by which a checkpoint is selected."""
 _PATIENCE = 3  # evaluations without a new best R@1 that stop a run
 _LENGTHENED = 1.5  # without a scorer, the length of the captions that stops a run, relative to the start's
 # Below it a checkpoint replaces the start. A step of maximum likelihood moves all images together by more than the noise of single
@@ -86,16 +85,15 @@ class DoseCallback(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if args.metric_for_best_model == METRIC:
-            state.log_history.append({"step": state.global_step, _RANKS: self.trainer.ranks.tolist()})
+            ranks = {_RANKS: self.trainer.ranks.tolist(), "pool_size": self.trainer.pool_size}
+            state.log_history.append({"step": state.global_step, **ranks})
         if state.global_step and self.is_over(state):
             control.should_training_stop = True
 
     def _scores(self, state: TrainerState) -> list[tuple[int, Tensor]]:
         """Steps and `(N,)` R@1 among 100 of each image at the evaluations of a run, the start's first."""
         entries = [entry for entry in state.log_history if _RANKS in entry]
-        concepts = concept_column(self.trainer.eval_dataset)
-        number = len(self.trainer.eval_dataset) if concepts is None else max(concepts) + 1
-        return [(e["step"], distractor_recall(torch.tensor(e[_RANKS]), number)) for e in entries]
+        return [(e["step"], distractor_recall(torch.tensor(e[_RANKS]), e["pool_size"])) for e in entries]
 
     def compare_with_start(self, step: int) -> dict[str, Any]:
         """Compare the checkpoint of a step with the start, and load the start unless the gain is significant.

@@ -471,6 +471,11 @@ def test_concepts_of_a_column_and_of_folders_stay_in_one_split(tmp_path, caplog)
     assert sum(map(len, skus.values())) == len(set.union(*skus.values())) == 10
     with pytest.raises(ValueError, match="concept_column"):
         load_captions(table, concept_column="SKU")
+    # Of few and large concepts, train keeps one, and a part ends at the nearer end of a concept.
+    shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
+    for number, sizes in ((2, [20, 20]), (4, [10, 10, 20])):
+        few = table.add_column("concept", [n * number // 40 for n in range(40)])
+        assert sorted(map(len, hash_split(load_captions(few), shares).values())) == sizes
 
 
 def test_small_sets_get_an_image_in_every_split():

@@ -121,6 +121,18 @@ class RewardScorer(Scorer):
         return super().text_features([caption[::-1] for caption in captions])
 
 
+def test_a_bag_with_two_images_of_one_concept_has_no_number(evaluated, tmp_path):
+    ids = [f"COCO_val2014_{n:012d}" for n in range(8)]
+    (tmp_path / "bags.json").write_text(json.dumps({"3": [ids[:3]]}))
+    evaluator, row, captions, _ = evaluated(bags=str(tmp_path / "bags.json"))
+    assert row["bag_3_recall_at_1"] is not None
+    evaluator.concepts = [0, 0, 1, 2, 3, 4, 5, 6]
+    by_concept = evaluator.row("x", captions)
+    assert (by_concept["bag_3_recall_at_1"], row["pool_recall_at_1"]) != (row["bag_3_recall_at_1"], None)
+    assert "one concept" in by_concept["bag_3_recall_at_1_reason"]
+    assert by_concept["pool_recall_at_1"] >= row["pool_recall_at_1"]
+
+
 def test_captions_that_a_scorer_truncates_are_noted(evaluated):
     short = Scorer()
     short.max_text_tokens = 6

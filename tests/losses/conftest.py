@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_captionrl.losses import policy_gradient_loss
+
 IGNORE = -100
 
 
@@ -95,3 +97,9 @@ def loop_smile(
                 mle = mle + mle_label_smoothing / V * sum(log_normaliser - row[v] for v in range(V))
             losses[b][t] = mle_weight * mle + (1 - mle_weight) * loss
     return torch.stack([torch.stack(row) for row in losses])
+
+
+def caption_log_probs(log_probs, mask, loss_type="grpo"):
+    """Log-probability `(N,)` of each caption as the loss weights it: minus N times the loss with the advantage 1 for it alone."""
+    losses = [policy_gradient_loss(log_probs, row, mask, loss_type=loss_type)["loss"] for row in torch.eye(len(mask))]
+    return -len(mask) * torch.stack(losses)

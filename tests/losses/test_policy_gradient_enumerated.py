@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
+from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import make_baseline
 from hf_captionrl.rewards.text_rewards import edit_distance
+from tests.losses.conftest import caption_log_probs
 from tests.tolerances import assert_close, close
 
 VOCABULARY, LENGTH, END = 3, 3, 0

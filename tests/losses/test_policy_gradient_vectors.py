@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
+from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import RunningMeanBaseline, make_baseline
+from tests.losses.conftest import caption_log_probs
 from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "policy_gradient.json").read_text())

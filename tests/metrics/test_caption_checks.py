@@ -36,7 +36,7 @@ CASES = {
         ([f"这张图{text[1:]}" for text in CHINESE], None, 10),
     ],
     "equal": [(CAPTIONS, [row["references"] for row in COCO], 100)],
-    "cut": [([*map(cut, CAPTIONS[:11]), *CAPTIONS[11:]], REFERENCES, 11)],
+    "truncated": [([*map(cut, CAPTIONS[:11]), *CAPTIONS[11:]], REFERENCES, 11)],
     "language": [(GERMAN, REFERENCES[:10], 10), (CHINESE, REFERENCES[:10], 10), (CAPTIONS[:10], [CHINESE] * 10, 10)],
 }
 BELOW = {  # as many as may be, and what only resembles them
@@ -46,7 +46,7 @@ BELOW = {  # as many as may be, and what only resembles them
     "letters": (["7 o", "犬"], None),
     "prompt": (["a man in a blue shirt"] * 99 + ["a dog"], None),
     "equal": (CAPTIONS[:10], [*([text] for text in CAPTIONS[:8]), *REFERENCES[8:10]]),
-    "cut": ([*map(cut, CAPTIONS[:10]), *CAPTIONS[10:]], REFERENCES),
+    "truncated": ([*map(cut, CAPTIONS[:10]), *CAPTIONS[10:]], REFERENCES),
     "language": ([*GERMAN[:8], *CAPTIONS[8:10]], REFERENCES[:10]),
 }
 

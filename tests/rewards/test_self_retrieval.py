@@ -416,6 +416,18 @@ def test_images_of_one_concept_are_targets_of_each_other(rollouts, kind, scope):
     assert values.tolist() != close(without(rollouts.context(captions, ROWS, bag_size=3)).tolist(), dtype="float32")
 
 
+def test_one_concept_alone_is_refused_and_others_do_not_outlive_their_data(rollouts):
+    scorer, captions = world()
+    reward = SelfRetrieval(scorer)
+    with pytest.raises(ValueError, match="concept_column"):
+        reward.prepare(rollouts.data([["a"]] * 8, concepts=[0] * 8))
+    reward.prepare(rollouts.data([["a"]] * 8, concepts=CONCEPTS))
+    by_concept = reward(rollouts.context(captions, ROWS)).tolist()
+    reward.prepare(rollouts.data([["a"]] * 8))
+    plain_rewards = ready(rollouts, scorer)(rollouts.context(captions, ROWS)).tolist()
+    assert reward(rollouts.context(captions, ROWS)).tolist() == plain_rewards != by_concept
+
+
 @pytest.mark.parametrize("images", ["random", "nearest"])
 def test_a_bank_has_no_distractors_of_the_targets_concept(rollouts, images):
     scorer, captions = world()

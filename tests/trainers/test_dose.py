@@ -128,13 +128,19 @@ def test_a_run_that_is_killed_between_two_early_evaluations_resumes_exactly(tmp_
     assert different(bits(resumed), bits(whole)) == []
     assert resumed.selection == whole.selection
     assert evaluated(resumed) == evaluated(whole)
+    # Another evaluation afterwards has a pool of its own.
+    whole.evaluate(load_scenes(num_train=0, num_validation=120, num_test=0)["validation"])
+    assert [len(scores) for _, scores in whole.dose._scores(whole.state)] == [100, 100, 100, 100, 120]
 
 
-@pytest.mark.parametrize("lacks", ["scorer", "images"])
+@pytest.mark.parametrize("lacks", ["scorer", "images", "concepts"])
 def test_without_a_scorer_or_enough_images_the_run_stops_at_longer_captions(tmp_path, data, scorer, caplog, lacks):
     rows = data["validation"] if lacks == "scorer" else data["validation"].select(range(99))
     config = SmileConfig(str(tmp_path), **SETTINGS)
-    given = scorer if lacks == "images" else None
+    if lacks == "concepts":  # of which two images each are 55
+        rows = load_scenes(num_train=0, num_validation=110, num_test=0)["validation"]
+        rows = rows.add_column("concept", [n // 2 for n in range(110)])
+    given = None if lacks == "scorer" else scorer
     trainer = SmileTrainer(tiny_captioner("blip"), config, data["train"], rows, scorer=given)
     assert not config.load_best_model_at_end
     assert "The last checkpoint is delivered" in caplog.text

@@ -292,7 +292,7 @@ def describe_album(
 
 
 class ComparedImages:
-    """The readable images of an album, of which equal ones and those of one concept share a leader, and what a scorer says about captions.
+    """The readable images of an album, of which equal ones, or with concepts those of one concept, share a leader, and what a scorer says about captions.
 
     Without a scorer, the images are not opened, and the first caption of each is as good as any.
     """

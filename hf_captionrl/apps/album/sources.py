@@ -111,7 +111,7 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
         files = [file if file and os.path.isfile(file) else None for file in listed]
         root = path if path.is_dir() else Path(source.get("image_root") or path.parent)
     captions = [[text for text in texts if text and text.strip()] for texts in caption_column(rows)]
-    concepts = rows["concept"][:] if "concept" in rows.column_names else None
+    concepts = rows["concept"][:] if source.get("concept_column") else None
     return AlbumSource(column["image"], id_column(rows), captions, files, root, concepts)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 
-from hf_captionrl.data.columns import parse_json, replace_column, undecoded
+from hf_captionrl.data.columns import concept_column, parse_json, replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.retrieval.bags import BagFile, bag_similarities, candidate_bags, curate_bags, load_bags, save_bags
@@ -274,7 +274,8 @@ def build(arguments: BuildOptions) -> None:
     bags, scores = [], []
     for size in sizes:  # most similar first within a size
         if published is None:
-            rows, score = curate_bags(*candidate_bags(features, size, device=arguments.device))
+            candidates = candidate_bags(features, size, device=arguments.device, concepts=concept_column(dataset))
+            rows, score = curate_bags(*candidates)
             bags += [[ids[i] for i in bag] for bag in rows.tolist()]
         else:
             score = bag_similarities(features, [[row[i] for i in bag] for bag in published[size]])

@@ -90,6 +90,16 @@ def test_pairs_by_a_reward(scenes, sampled, tmp_path, capsys):
         assert open_image(row["images"][0]).tobytes() == open_image(rows[row["image_id"]]["image"]).tobytes()
 
 
+def test_pairs_by_concept_have_other_scores(sampled, tmp_path):
+    scores = []
+    for more in ([], ["--concept_column", "bag_id"]):
+        assert pairs(tmp_path, "--reward", "self_retrieval", "--margin", 0.01, *more) == 0
+        written = datasets.load_dataset("parquet", data_files=str(tmp_path / "pairs.parquet"), split="train")
+        scores.append(written["score_chosen"][:])
+        (tmp_path / "pairs.parquet").unlink()
+    assert scores[0] != scores[1]
+
+
 def test_pairs_by_cider(scenes, sampled, tmp_path, capsys):
     assert pairs(tmp_path, "--reward", "cider", "length", "--margin", 1e-6, "--max_pairs_per_image", 9) == 0
     assert "pairs of" in capsys.readouterr().out
