@@ -357,7 +357,7 @@ def carve_missing(
     used = {"train": train, **{name: shares[name] for name in missing}}
     parts = hash_split(splits["train"], used, seed=seed)
     logger.warning(
-        "%s has no split %s: its %d images are divided by the hash of ids (seed %d) into %s.",
+        "%s has no split %s: its %d images are divided by the hash of image_id (seed %d) into %s.",
         *(where, " and ".join(missing), len(splits["train"]), seed),
         ", ".join(f"{len(part)} {name} ({used[name]:.3g})" for name, part in parts.items()),
     )

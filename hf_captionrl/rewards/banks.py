@@ -136,7 +136,7 @@ class ImageBank:
         if not number.all():
             alone = image_ids[int((number == 0).nonzero()[0, 0])]
             raise ValueError(
-                f"The bank holds only the image {alone!r}, copies of it and its concept. Use a larger bank."
+                f"The bank holds only the image {alone!r} and copies of it, or its concept. Use a larger bank."
             )
         counts = is_distractor.float()  # (B, K)
         weights = (batch_size - 1) * counts / counts.sum(1, keepdim=True)  # (B, K)

@@ -80,7 +80,7 @@ def test_functions_are_named_and_equal_names_numbered():
 
 
 SCORER = SimpleNamespace(signature="tiny-clip@main|77")
-EXPERIMENTAL = ("claim_f1", "question_oracle")
+EXPERIMENTAL = ("claim_f1", "question_oracle", "gallery")
 WEIGHTS = {
     "retrieval_weight" if name == "self_retrieval" else f"{name}_weight": name
     for name in REWARDS
@@ -111,7 +111,7 @@ def test_every_registered_reward_can_be_configured(tmp_path):
 def test_the_order_of_the_weighted_sum(tmp_path):
     rewards = [f"{name}=0.25" for name in EXPERIMENTAL]
     config = only(tmp_path, "retrieval_weight", rewards=rewards, **dict.fromkeys(WEIGHTS, 0.25))
-    order = "self_retrieval cider diversity claim_f1 question_oracle repetition length truncation".split()
+    order = "self_retrieval cider diversity claim_f1 question_oracle gallery repetition length truncation".split()
     assert [reward.name for reward, _ in config.make_rewards(scorer=[SCORER])] == order
 
 

@@ -13,10 +13,13 @@ from trl import DPOConfig, DPOTrainer
 from hf_captionrl.apps.pairs.pairs import choose_pairs
 from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
+from hf_captionrl.evaluation.reward_scores import reward_scores
 from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.rewards import SelfRetrieval, resolve_rewards
 from hf_captionrl.scenes import load_scenes
+from tests.rewards.conftest import TableScorer
 from tests.tiny.chat import tiny_chat
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, close
 
 
 @pytest.mark.parametrize("margin", [0.25, 0.5, 2.0])
@@ -90,14 +93,18 @@ def test_pairs_by_a_reward(scenes, sampled, tmp_path, capsys):
         assert open_image(row["images"][0]).tobytes() == open_image(rows[row["image_id"]]["image"]).tobytes()
 
 
-def test_pairs_by_concept_have_other_scores(sampled, tmp_path):
-    scores = []
-    for more in ([], ["--concept_column", "bag_id"]):
-        assert pairs(tmp_path, "--reward", "self_retrieval", "--margin", 0.01, *more) == 0
-        written = datasets.load_dataset("parquet", data_files=str(tmp_path / "pairs.parquet"), split="train")
-        scores.append(written["score_chosen"][:])
-        (tmp_path / "pairs.parquet").unlink()
-    assert scores[0] != scores[1]
+def test_scores_of_captions_in_files_use_the_column_of_concepts():
+    images = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [0.99, 0.1], [0.98, 0.2]]), dim=1)
+    scorer = TableScorer({"a": images[0]}, images)
+    arguments = (["x", "y", "z"], [["a"]] * 3, lambda scorer: scorer.images)
+    values = []
+    for concepts in ([1, 2, 3], [1, 1, 2]):
+        score = reward_scores(resolve_rewards(SelfRetrieval(scorer)), *arguments, {"concept": concepts}, scorer)
+        values += score(["a"], [0], range(3))
+    logits = (100 * images @ images[0]).double()
+    by_image = logits.log_softmax(0)[0]
+    by_concept = torch.stack([logits[[row, 2]].log_softmax(0)[0] for row in (0, 1)]).mean()
+    assert values == close([float(by_image), float(by_concept)], dtype="float32")
 
 
 def test_pairs_by_cider(scenes, sampled, tmp_path, capsys):
