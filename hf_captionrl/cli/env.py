@@ -19,8 +19,7 @@ class EnvOptions(CommandOptions):
     examples: ClassVar[str] = """
         examples:
           captionrl env
-          captionrl env --json
-          captionrl env --scorer scenes:clip-reward
+          captionrl env --json --scorer scenes:clip-reward
     """
 
     scorer: str | None = option(None, metavar="NAME", help="show also how this scorer reads captions")

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from hf_captionrl.utils.console import flush_stdout, is_input_error, one_line
 from hf_captionrl.utils.options import CommandOptions, option, options_from
@@ -86,13 +86,13 @@ COMMANDS: tuple[Command, ...] = (
     Command("demo", "show captioners and the images that their captions find, on a local page",
             "apps.album.options:DemoOptions", "apps.album.demo:serve_demo"),
     Command("env", "print versions, devices and optional parts", "cli.env:EnvOptions", "report"),
-    Command("completion", "print a completion script for bash, zsh or fish", "cli.main:CompletionOptions", "complete"),
 )
 # fmt: on
 
 WITHDRAWN = {
     "audit-metric": "reproduction/metric_audit.md in the repository",
     "benchmark": "`captionrl truematch evaluate` with ImageCoDe's folder; Winoground and MMVP-VLM evaluate scorers only",
+    "completion": "the help of each command, such as `captionrl caption --help`",
     "doctor": "`captionrl env`",
     "explain": "`captionrl evaluate`, which has the ranks of every caption",
     "features": "the command that needs the features, which fills the feature store, such as `captionrl evaluate`",
@@ -135,7 +135,7 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
         parser.set_defaults(options=cls, function=function, is_resumable=command.is_resumable)
 
 
-# --- `captionrl metrics path`, and `captionrl completion` -------------------------------------------------------------
+# --- `captionrl metrics path` ----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -160,28 +160,6 @@ def print_path(options: PathOptions) -> None:
     print(json.dumps({"name": options.name, "path": file}) if options.json else file)
 
 
-@dataclass
-class CompletionOptions(CommandOptions):
-    """Print a script that completes commands and options."""
-
-    examples: ClassVar[str] = """
-        examples:
-          captionrl completion bash >> ~/.bashrc
-          captionrl completion zsh > ~/.zfunc/_captionrl
-          captionrl completion fish > ~/.config/fish/completions/captionrl.fish
-    """
-
-    shell: Literal["bash", "zsh", "fish"] = option(positional=True, help="shell that runs the script")
-
-
-def complete(options: CompletionOptions) -> None:
-    """Print the completion script of the whole command line."""
-    import shtab
-
-    script = str(shtab.complete(build_parser(), options.shell))
-    print(json.dumps({"shell": options.shell, "script": script}) if options.json else script)
-
-
 # --- Parse, run, and end with an exit code: 0 done, 2 usage or bad input (one line says which), 1 anything else ------
 
 _EPILOG = """\
@@ -204,8 +182,7 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The parser of the whole command line, or only of the options of one command."""
     parser = argparse.ArgumentParser(
         prog="captionrl",
-        description="Train captioners, write captions, compare captioners, mine bags of similar images,\n"
-        "publish and convert models.",
+        description="Train captioners, write and compare captions, publish and convert models.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

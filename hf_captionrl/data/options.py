@@ -56,8 +56,7 @@ class SplitArguments:
     concept_column: str | None = option(
         None,
         metavar="NAME",
-        help="Column with what an image shows, such as a product number. Images of one concept are no distractors of each other: "
-        "a caption has to retrieve any of them. 'folder': the subfolder of the image.",
+        help="Column with what an image shows, such as a product; 'folder': its subfolder. Images of one concept do not compete.",
     )
     validation_share: Share = option(
         0.1,

@@ -305,9 +305,8 @@ class Evaluator:
             if scorer is not None:
                 text = torch.cat([text, _text_features(scorer, more_captions)])
                 images = torch.cat([images, self.features_of(self.bag_images, scorer)])
-        options: dict[str, Any] = {"text_features": text, "image_features": images, "seed": self.seed}
-        options["concepts"] = self.concepts
-        row = SuiteRow(captions=captions, bags=self.bags, facts=facts, check=check, **options)
+        options: dict[str, Any] = {"text_features": text, "image_features": images, "concepts": self.concepts}
+        row = SuiteRow(captions=captions, bags=self.bags, facts=facts, check=check, seed=self.seed, **options)
         sizes = self.bags if self.arguments.bags is None else sorted({*BAG_SIZES, *self.bags})
         numbers = row.compute(*bag_keys(sizes, by)).numbers
         return {key: value for key, value in numbers.items() if key.startswith("bag_")}

@@ -36,9 +36,8 @@ def nearest_in_gallery(queries: Tensor, gallery: Any, k: int) -> Tensor:
 class GalleryReward(Reward):
     r"""Mean cosine of the k images that a caption retrieves with its image, plus their mean cosine with each other.
 
-    Reference: Jia et al. 2026, "Cross-modal Identity Mapping" (arXiv 2603.01696): query-gallery image relevance and gallery
-    representation consistency. There is no public code, and k, the weight of the second term and whether the gallery holds
-    the image itself are ours.
+    Reference: Jia et al. 2026, "Cross-modal Identity Mapping" (arXiv 2603.01696): relevance and consistency. There is no public
+    code; k, the weight of the second term and the gallery without the image itself are ours.
 
     Args:
         scorer (`Scorer` or `str`, *optional*): Encodes captions and images; None for the trainer's.
@@ -82,7 +81,4 @@ class GalleryReward(Reward):
         consistency = pairs / (self.num_retrieved * (self.num_retrieved - 1))
         context.statistics["gallery/relevance"] = relevance.tolist()
         context.statistics["gallery/consistency"] = consistency.tolist()
-        return (relevance + self.consistency_weight * consistency).masked_fill(context.is_empty, float("nan"))
-
-    def undefined(self, context: RewardContext) -> float:
-        return 0.0
+        return (relevance + self.consistency_weight * consistency).masked_fill(context.is_empty, 0.0)

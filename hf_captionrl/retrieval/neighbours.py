@@ -93,7 +93,7 @@ def rank_rows(
     count, most = len(unit), num_neighbours(len(unit), concepts)
     if not 1 <= k <= most:
         raise ValueError(
-            f"k is {k}, but each of {count} images has between 1 and {most} neighbours, one per other image or concept."
+            f"k is {k}, but an image has between 1 and {most} neighbours, one per other image or concept."
         )
     of_image = None if concepts is None else torch.tensor(concepts, device=unit.device)
     block_size = block_size or default_block_size(count)

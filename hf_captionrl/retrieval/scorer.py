@@ -336,12 +336,9 @@ class HFScorer(DualEncoder):
                 "Pass processor=."
             )
         self._fixed = _text_config(model).model_type in _FIXED_LENGTH
-        if (
-            self._fixed
-            and "Gemma" in f"{type(self.tokenizer).__name__} {self.tokenizer.init_kwargs.get('tokenizer_class')}"
-        ):
-            # SigLIP 2, which was trained on lower-case text; transformers lowers it only for `model_type: siglip2`.
-            self.canonical_text = "lower"
+        # SigLIP 2, which was trained on lower-case text; transformers lowers it only for `model_type: siglip2`.
+        classes = f"{type(self.tokenizer).__name__} {self.tokenizer.init_kwargs.get('tokenizer_class')}"
+        self.canonical_text = "lower" if self._fixed and "Gemma" in classes else ""
         self.padding = "max_length" if self._fixed else "longest"
         _check_pooling(model, self.tokenizer)
 

@@ -265,12 +265,9 @@ class SelfRetrieval(RetrievalOptions, Reward):
             of_concept = self._of_concept(text, features, of_targets)  # (N, P)
         if log:
             if len(images) > 1:
-                best = similarity
-                if of_concept is not None:
-                    best = similarity.scatter(
-                        1, columns[:, None], of_concept.nan_to_num(-math.inf).amax(1, keepdim=True)
-                    )
-                context.ranks = ranks_from_scores(best, columns)
+                best = None if of_concept is None else of_concept.nan_to_num(-math.inf).amax(1, keepdim=True)
+                scores = similarity if best is None else similarity.scatter(1, columns[:, None], best)
+                context.ranks = ranks_from_scores(scores, columns)
                 context.statistics["recall_at_1"] = (context.ranks == 1).tolist()
             truncated = scorer.count_truncated(context.captions) / max(len(context.captions), 1)
             context.statistics["completions/truncated_by_scorer"] = [truncated]  # processes have as many captions

@@ -74,15 +74,13 @@ TRL_NAMES = {
     "Use entropy_weight, which is constant.": r"entropy_(coef\w*|target)|use_adaptive_entropy",
     "The importance ratio is that of a token. Use epsilon and epsilon_high.": "delta|importance_sampling_level|"
     r"off_policy_mask_threshold|top_entropy_quantile|vespo_\w+",
-    "The gradient of the penalty is that of KL(p_ref, p). Use beta.": "use_bias_correction_kl",
-    "SAPO's temperatures are those of its paper. Leave it out.": r"sapo_temperature_\w+",
     "Rewards are added up as they are. Use reward_weights.": "multi_objective_aggregation|reward_clip_range",
-    "The reference is the initial captioner. Use beta.": r"ref_model_\w+|sync_ref_model",
+    "The reference is the initial captioner. Use beta.": r"ref_model_\w+|sync_ref_model|use_bias_correction_kl",
     "Use log_completions and report_to.": "log_completions_hub_repo|log_multimodal|log_unique_prompts",
     "Images are always shuffled. Use data_seed.": "shuffle_dataset",
-    "Code of checkpoints is never run. Leave it out.": "trust_remote_code",
     "The captioner generates alone. Use SelfRetrievalGRPOTrainer.": r"(use_)?(vllm|transformers_)\w*|ds3_\w+|max_tool_\w+",
-    "The captioner decides it. Leave it out.": "cast_lm_head_to_fp32|disable_dropout|pad_to_multiple_of|router_aux_loss_coef",
+    "It has no effect here. Leave it out.": "cast_lm_head_to_fp32|disable_dropout|pad_to_multiple_of|router_aux_loss_coef|"
+    r"sapo_temperature_\w+|trust_remote_code",
 }
 """Options of TRL's `GRPOConfig` and `RLOOConfig` that the reinforcement-learning trainers lack, by what to use instead."""
 

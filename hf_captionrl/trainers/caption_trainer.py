@@ -239,7 +239,7 @@ class CaptionTrainer(ExactResumeTrainer):
         smallest = args.max_caption_length or CaptionCollator.max_length
         if dataset is None or (self.whole_set_for is not None and not getattr(args, "rl_start_epoch", 0)):
             return smallest  # there is no cross-entropy on captions
-        texts = [text for group in references_of(dataset) or [] for text in group if text.strip()]
+        texts = [text for group in references_of(dataset) or [] for text in group if (text or "").strip()]
         of_sample = "" if len(texts) <= 10_000 else f" of a sample of the {len(texts):,}"
         texts = random.Random(0).sample(texts, 10_000) if of_sample else texts  # of the same percentile
         batches = [texts[start : start + 256] for start in range(0, len(texts), 256)]
@@ -251,9 +251,8 @@ class CaptionTrainer(ExactResumeTrainer):
         if most <= limit:
             return chosen
         number = int((lengths > limit).sum())
-        remedy = f"Use max_caption_length={most}, which covers 99 % of them"
-        if most > positions:
-            remedy = f"99 % need {most} tokens, but the model has positions for {positions}. Shorten the captions"
+        remedy = f"99 % need {most} tokens, the model has {positions}. Shorten them"
+        remedy = remedy if most > positions else f"Use max_caption_length={most}, which covers 99 % of them"
         text = f"{number:,} of {len(texts):,} captions{of_sample} are truncated at {limit} tokens; the model never sees an end. {remedy}"
         if args.max_caption_length is None and number > len(texts) / 2:
             raise ValueError(f"{text}, or set max_caption_length to train on such captions.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import re
 import textwrap
 import typing
 from collections.abc import Sequence
@@ -20,26 +19,18 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Descriptions folded to the width, and the default after each help text that does not name it."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Fold paragraphs, lists of names, and commands; the latter can still be copied."""
-        lines = [""]
-        for line in text.splitlines():
-            continues_text = bool(line and lines[-1]) and not line.startswith(" ") and not lines[-1].startswith(" ")
-            if continues_text or line.startswith(" " * 6):
-                lines[-1] = lines[-1].removesuffix(" \\") + " " + line.strip()
-            else:
-                lines.append(line)
-        folded = []
-        for line in lines[1:]:
-            name = re.match(r"  \S+ {2,}", line)
-            hanging = " " * (name.end() if name else 6 if line.startswith(" ") else 0)
-            is_command = line.startswith("  captionrl ")
-            glued = line.strip()
-            if is_command:  # an option stays with its value, and quoted words stay together
-                glued = re.sub(r"(--\S+) (?!--)", "\\1\0", re.sub(r" (?=[^\" ]*\")", "\0", glued))
-            rest: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": hanging}
-            parts = textwrap.wrap(glued, width - 2 * is_command, initial_indent="  " * line.startswith(" "), **rest)
-            folded.append((" \\\n" if is_command else "\n").join(parts).replace("\0", " "))
-        return "\n".join(folded)
+        """Paragraphs and lines of lists folded to the width, and commands so that they can still be copied."""
+        folded, paragraph = list[str](), list[str]()
+        whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * 6}
+        for line in [*text.splitlines(), ""]:
+            if line and not line.startswith(" "):
+                paragraph.append(line)
+                continue
+            parts = textwrap.wrap(line, width - 2, **whole)
+            folded += textwrap.wrap(" ".join(paragraph), width)
+            folded.append((" \\\n" if line.startswith(("  captionrl ", " " * 6)) else "\n").join(parts))
+            paragraph = []
+        return "\n".join(folded[:-1])
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = str(action.help or ""), action.default

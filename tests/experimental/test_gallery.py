@@ -58,11 +58,11 @@ def test_search_in_blocks_finds_what_one_product_finds(monkeypatch):
 
 def test_name_empty_captions_and_what_cannot_work(rollouts):
     assert resolve_rewards("gallery").names == ["gallery"]
-    images = torch.eye(8)
+    images = torch.nn.functional.normalize(torch.randn(8, 4), dim=1)
     scorer = TableScorer({"a": images[0], "": images[1]}, images)
     reward = GalleryReward(scorer, num_retrieved=2)
     reward.prepare(rollouts.data([["a"]] * 8))
-    assert reward(rollouts.context(["a", ""], [0, 1])).isnan().tolist() == [False, True]
+    assert [value == 0 for value in reward(rollouts.context(["a", ""], [0, 1])).tolist()] == [False, True]
     with pytest.raises(ValueError, match="num_retrieved"):
         GalleryReward(scorer, num_retrieved=8).prepare(rollouts.data([["a"]] * 8))
     with pytest.raises(ValueError, match="scorer"):

@@ -309,10 +309,8 @@ class ComparedImages:
         self.scorer = scorer
         self.unreadable: dict[int, str] = {}
         numbers = None if concepts is None else concept_numbers(concepts)
-        readable, keys = (
-            list(range(len(images))),
-            list(map(str, range(len(images)))),
-        )  # keys: of pixels, if they are read
+        readable = [*range(len(images))]
+        keys = [*map(str, readable)]  # of pixels, if they are read
         if scorer is not None:
             unreadable = self.unreadable if skip_unreadable else None
             facts = read_images(images, scorer, cache=cache, batch_size=batch_size, unreadable=unreadable)

@@ -107,10 +107,7 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
     overwrite: bool = option(False, help="start again, and replace outputs and text files, also those of a person")
     group_by: Literal["folder", "album"] = option("folder", help="images among which shared phrases are searched")
     by_concept: str | None = option(
-        None,
-        metavar="COLUMN",
-        help="one caption for all images with the same value in this column, such as a product number; 'folder': in the same "
-        "subfolder",
+        None, metavar="COLUMN", help="one caption for all images with a value of this column, or 'folder', a subfolder"
     )
     split: str | None = option(None, metavar="SPLIT", help="split of a data set (default: all)")
     image_root: str | None = option(None, metavar="DIR", help="folder that paths of a table are relative to")
