@@ -53,7 +53,7 @@ from hf_captionrl.apps.instruct.judges import (
 )
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.trainers.trl_smile_sft import SCOPES, SmileSFTConfig, SmileSFTTrainer
-from hf_captionrl.utils.console import run_main
+from hf_captionrl.utils.console import folded, run_main
 from hf_captionrl.utils.options import documented
 
 __all__ = ["main", "parse_args"]
@@ -213,7 +213,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     title, columns = "SMILE for text", ANSWER_COLUMNS if judge is not None else TEXT_COLUMNS
     path = write_results(output_dir, rows, seed=config.seed, config=describe(arguments), title=title, columns=columns)
     print_table(rows, title=title, columns=columns)
-    print(f"Written to {output_dir}: results.json, results.md, answers.jsonl; the adapter is model/")
+    print(folded(f"Written to {output_dir}: results.json, results.md, answers.jsonl; the adapter is model/"))
     return path
 
 

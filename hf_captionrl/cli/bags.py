@@ -110,7 +110,7 @@ def mine_bags(arguments: BagsOptions) -> None:
     if arguments.json:
         print(json.dumps(summary))
         return
-    print(f"{output}: {counted(len(ids), 'image')}, {arguments.features} features of {signature}")
+    print(f"{output}: {counted(len(ids), 'image')}, {arguments.features} features of {signature.partition('|')[0]}")
     if "neighbours" in summary:
         print(f"  {summary['neighbours']} ranked neighbours per image")
     for size, bag in summary.get("bags", {}).items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,12 +51,13 @@ from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
 from hf_captionrl.text.tokenize import lacks_blanks, split_characters
-from hf_captionrl.utils.console import counted
+from hf_captionrl.utils.console import counted, folded
 from hf_captionrl.utils.io import (
     atomic_write_text,
     escape_markdown,
     installed_versions,
     plain_config,
+    say,
     to_plain,
     write_json,
 )
@@ -101,11 +101,8 @@ def _count_copies(evaluator: Evaluator, num_images: int) -> int:
     first = () if evaluator.image_features is None else duplicate_images(evaluator.image_features).tolist()
     copies = sum(other != row for row, other in enumerate(first))
     if copies:
-        print(
-            f"captionrl evaluate: copies of other images: {copies} of {num_images}, which lowers the retrieval of both. "
-            "Leave them out, or merge them with metrics.self_retrieval.",
-            file=sys.stderr,
-        )
+        text = f"copies of other images: {copies} of {num_images}, which lowers the retrieval of both."
+        say(folded(f"captionrl evaluate: {text} Leave them out, or merge them with metrics.self_retrieval."))
     return copies
 
 
@@ -175,11 +172,8 @@ def _captioned_images(
     """The images that the captions name, without pixels, and their references."""
     ids = measured_images(files, references)
     if references is not None and len(references.captions) > len(ids):
-        print(
-            f"captionrl evaluate: {len(ids)} images have captions; the other {len(references.captions) - len(ids):,} of the "
-            f"{len(references.captions):,} images of {references.path} are left out.",
-            file=sys.stderr,
-        )
+        text = f"the other {len(references.captions) - len(ids):,} of the {len(references.captions):,} images of"
+        say(folded(f"captionrl evaluate: {len(ids)} images have captions; {text} {references.path} are left out."))
     shown = ids[: arguments.max_images]
     captions = [[] if references is None else references.captions[i] for i in shown]
     kinds = datasets.Features({"image_id": datasets.Value("string"), "captions": CAPTIONS})
@@ -240,10 +234,10 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     ]
     if arguments.tokenize == "ptb" and any(lacks_blanks(_texts(source)) for source in sources):
         text = "most captions of a file have no blanks, and count as one word each. Use --tokenize char."
-        print(f"captionrl evaluate: {text}", file=sys.stderr)
+        say(folded(f"captionrl evaluate: {text}"))
     for each in sources:
         for text in text_warnings(each.captions, each.references):
-            print(f"captionrl evaluate: {each.name}: {text}", file=sys.stderr)
+            say(folded(f"captionrl evaluate: {each.name}: {text}"))
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         sources.append(human)
@@ -288,4 +282,4 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     print_comparison(shown)
     if words is not None:
         print("\n  ".join([_WORDS_TITLE, *_words_lines(words)]))
-    print(f"Written to {folder}: {', '.join(written)}")
+    print(folded(f"Written to {folder}: {', '.join(written)}"))

@@ -6,12 +6,13 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
+from hf_captionrl.utils.console import counted, folded
+from hf_captionrl.utils.io import say
 from hf_captionrl.utils.options import (
     CacheOptions,
     CommandOptions,
@@ -290,7 +291,7 @@ class TrainingImagesOptions(CommandOptions):
             if not len(rows):
                 raise ValueError(f"{text}, so nothing is left. Use --split test, or --include_training_images.")
         if not quiet:
-            print(f"captionrl: {text}{outcome}", file=sys.stderr)
+            say(folded(f"captionrl: {text}{outcome}"))
         return rows
 
 
@@ -319,7 +320,6 @@ def load_split(
     from hf_captionrl.data.loading import choose_split
     from hf_captionrl.data.quarantine import check_captions
     from hf_captionrl.retrieval.feature_cache import RowLookup
-    from hf_captionrl.utils.console import counted
 
     embedded = arguments.dataset == "scenes"
     source = arguments.source | {"require_captions": bool(require_captions)}
@@ -337,7 +337,7 @@ def load_split(
             text += f" ({', '.join(f'{size:,} in {split}' for split, size in chosen.sizes.items())})"
         if arguments.max_images is not None:
             text += f"; --max_images takes the first {arguments.max_images:,}"
-        print(f"captionrl: {Path(str(folder)).name}: {text}.", file=sys.stderr)
+        say(folded(f"captionrl: {Path(str(folder)).name}: {text}."))
     trained: list[str] = []
     if isinstance(arguments, TrainingImagesOptions) and (model := getattr(arguments, "model", None)):
         from hf_captionrl.data.features import image_hashes, training_images

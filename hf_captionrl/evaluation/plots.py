@@ -19,14 +19,9 @@ from hf_captionrl.utils.io import atomic_write_bytes
 COLOURS = ("#7a7f8a", "#e69f00", "#0072b2", "#cc79a7", "#009e73", "#d55e00", "#56b4e9", "#b8a400")
 """Okabe and Ito's colours, which colour-blind readers can distinguish, in the order of the gallery."""
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""Markers of points, so that they do not differ only in colour."""
-
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # so that points do not differ only in colour
 LINES = ("-", "--", "-", "-.")
-"""Styles of lines."""
-
-Point = Mapping[str, Any]
-"""Numbers at one evaluation of a run, or at one temperature."""
+Point = Mapping[str, Any]  # numbers at one evaluation of a run, or at one temperature
 
 
 def plain_label(name: str) -> str:
@@ -89,8 +84,7 @@ def _legend_below(figure: Figure) -> None:
 
 # --- Curves over training: what the trainer's evaluation measures, or all that a results table has -------------------
 
-Panels = Sequence[tuple[str, str]]
-"""Key and title of each panel."""
+Panels = Sequence[tuple[str, str]]  # key and title of each
 
 _CURVE_PANELS: Panels = (("length", "Mean length (words)"), ("recall_at_1", "R@1, self-retrieval"))
 
@@ -135,7 +129,7 @@ def write_curves(
             values = [point[key] for point in points]
             # Without clipping, points on the axis (epoch 0) are drawn completely; a line without points would break the layout.
             style = {**_style(index), "linewidth": 2, "markersize": 5, "clip_on": not points}
-            axis.plot(positions, values, label=plain_label(name), **style)
+            axis.plot(positions, values, label=plain_label(name) if history else None, **style)
             if points and all(point.get(f"{key}_ci") is not None for point in points):
                 low, high = zip(*(point[f"{key}_ci"] for point in points), strict=True)  # type: ignore[misc]
                 axis.fill_between(positions, low, high, color=style["color"], alpha=0.15, linewidth=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,8 +34,7 @@ from hf_captionrl.utils.io import (
 Row = Mapping[str, Any]
 """Numbers of one captioner, or of the references."""
 
-REFERENCES = "references"
-"""Row name of the human captions."""
+REFERENCES = "references"  # row name of the human captions
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,8 @@ def _notes(sections: Sequence[Section]) -> list[str]:
     if any(key.endswith("_ci") for key in keys):
         legend += " ± or [low, high]: 95 % interval over images."
     if any(key.endswith(("_p_value", "_mark")) for key in keys):
-        legend += (
-            " * p < 0.05, ** p < 0.01 compared with the first column: paired randomisation test, not corrected for"
-        )
-        legend += " the number of tests."
+        legend += " * p < 0.05, ** p < 0.01 compared with the first column: paired randomisation test, not corrected"
+        legend += " for the number of tests."
     return [*lines, legend]
 
 
@@ -151,12 +149,10 @@ def print_comparison(sections: Sequence[Section], *, title: str | None = None, f
     """Print the sections below each other, with aligned columns; as several tables if a line is too narrow."""
     tables = [_cells(section) for section in sections]
     widths = {n: max(_NAME_WIDTH, *(table[n].str.len().max() for table in tables)) for n in tables[0].columns}
-    console = Console(file=file, highlight=False)
+    console = Console(file=file, highlight=False, width=shutil.get_terminal_size((120, 0)).columns)
     if hasattr(console.file, "reconfigure"):
         console.file.reconfigure(errors="replace")  # a terminal without arrows
     label = max(len(name) for table in tables for name in table.index)
-    if not console.is_terminal:  # has no width, unless the environment sets one
-        console.width = int(os.environ.get("COLUMNS", 120))
     label = min(label, max(_NAME_WIDTH, console.width // 3))
     if title:
         console.print(Text(title, style="bold"))

@@ -50,7 +50,7 @@ from hf_captionrl.trainers.publishing import (
     read_run,
     write_run,
 )
-from hf_captionrl.utils.console import counted
+from hf_captionrl.utils.console import counted, folded
 from hf_captionrl.utils.io import FolderLock, json_digest, to_plain
 from hf_captionrl.utils.model_files import check_checkpoint, check_index, check_kwargs, convert_command
 from hf_captionrl.utils.options import documented
@@ -63,10 +63,8 @@ logger = logging.getLogger(__name__)
 
 # --- Which checkpoint a run resumes from -----------------------------------------------------------------------------
 
-START = "start"
-"""Folder in the output folder with a checkpoint of the start, which `DoseCallback` compares."""
-PARTIAL = ".partial"
-"""Folder in the output folder where a checkpoint is written."""
+START = "start"  # folder in the output folder with a checkpoint of the start, which `DoseCallback` compares
+PARTIAL = ".partial"  # folder in the output folder where a checkpoint is written
 
 # Weights of older Trainers, which transformers still reads if there are no others.
 _PICKLED_WEIGHTS = re.compile(r"(pytorch|adapter)_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
@@ -207,10 +205,8 @@ def describe_selection(trainer: Any) -> dict[str, Any]:
         "ties": sorted(other for other, value in values.items() if value == state.best_metric and other != step),
         "tie_rule": "earliest",
     }
-    has_best = state.best_model_checkpoint is not None
-    if not (
-        has_best and (args.load_best_model_at_end or (args.save_strategy == "best" and step == state.global_step))
-    ):
+    keeps_best = args.load_best_model_at_end or (args.save_strategy == "best" and step == state.global_step)
+    if state.best_model_checkpoint is None or not keeps_best:
         folder = None if guard is None else guard.rolled_back_to
         weights = f"step {state.global_step}" if folder is None else Path(folder).name
         selection["kept_instead"] = f"the weights of {weights} are kept"
@@ -225,15 +221,15 @@ def selection_line(selection: Mapping[str, Any]) -> str:
         line = "No checkpoint was selected"
     else:
         value, number = selection["value"], counted(selection["evaluations"], "evaluation")
-        line = f"checkpoint-{selection['step']}: {selection['metric']} = {value:.6g}, the best of {number}"
+        line = f"checkpoint-{selection['step']}: {selection['metric']} = {value:.4g}, the best of {number}"
         start = selection.get("start")
         if start is None:
             line = f"Selected {line}"
         elif start["delivered"]:
-            gain = f"against {start['value']:.6g} (p = {start['p_value']:.2g})"
+            gain = f"against {start['value']:.4g} (p = {start['p_value']:.2g})"
             line = f"The start is delivered: {start['length']:.1f} words. Not significantly better is {line}, {gain}"
         else:
-            gain = f"from {start['value']:.6g} (p = {start['p_value']:.2g})"
+            gain = f"from {start['value']:.4g} (p = {start['p_value']:.2g})"
             line = f"Best after {counted(selection['step'], 'step')}: {selection['length']:.1f} words. Selected {line}, {gain}"
     line += f"; {selection['kept_instead']}" if "kept_instead" in selection else ""
     for event, name in (("trips", "tripped"), ("refused", "refused the evaluation")):
@@ -260,7 +256,7 @@ def conclude_selection(trainer: Any) -> None:
             selection |= trainer.dose.compare_with_start(selection["step"])
         trainer.selection = selection
         if state.is_world_process_zero:
-            print(selection_line(selection))
+            print(folded(selection_line(selection)))
     if guard is not None and "kept_instead" in selection and (fault := guard.fault_of_kept_weights(args, state)):
         note_collapse(trainer, fault)
 

@@ -1,12 +1,11 @@
-"""Exit codes, and one-line messages for errors that the user can correct.
-
-Shared by the command line and the recipes. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
-"""
+"""What the command line and the recipes print, and their exit codes: 0 done, 2 usage or bad input, 1 anything else."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,12 @@ _PACKAGE = str(Path(__file__).parents[1])
 def counted(number: float, noun: str) -> str:
     """A number with its noun: 1 image, 1.5 epochs, 1,000 images."""
     return f"{number:,.10g} {noun}{'s' * (number != 1)}"
+
+
+def folded(text: str) -> str:
+    """A text in lines of the terminal's width; without a terminal, of 120 characters."""
+    width = shutil.get_terminal_size((120, 0)).columns
+    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:

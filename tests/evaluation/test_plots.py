@@ -58,6 +58,13 @@ def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path, fig
     assert shown["Mean length (words)"] == []
 
 
+def test_lines_have_the_colours_of_the_gallery_and_a_captioner_without_points_no_label(tmp_path, figures):
+    write_curves(tmp_path / "c.png", {"MLE": [], **HISTORIES})
+    first = figures[-1].axes[0]
+    assert [line.get_color() for line in first.lines] == list(plots.COLOURS[:3])
+    assert first.get_legend_handles_labels()[1] == list(HISTORIES)
+
+
 def point(cider, div, mbleu, temperature=1.0):
     return {"cider_d": cider, "div_2": div, "mbleu_4_per_image": mbleu, "temperature": temperature}
 

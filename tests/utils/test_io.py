@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_captionrl.utils.console import counted
+from hf_captionrl.utils.console import counted, folded
 from hf_captionrl.utils.io import (
     FolderLock,
     LineFile,
@@ -219,3 +219,16 @@ def test_a_worker_neither_keeps_the_lock_of_its_parent_nor_gives_it_away(tmp_pat
 def test_only_one_is_singular():
     expected = ["0 bags", "1 bag", "1.5 bags", "1,000 bags"]
     assert [counted(number, "bag") for number in (0, 1, 1.5, 1000)] == expected
+
+
+@pytest.mark.parametrize("columns", [30, 80, None])
+def test_text_is_folded_at_blanks_only(monkeypatch, columns):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    path = "/photographs/of-a-long-journey/results.json"
+    text = f"  Written to {path}: " + "a number=0.5, and " * 20 + "end"
+    first, *others = folded(text).split("\n")
+    assert (first + "".join(line[1:] for line in others)) == text
+    assert all(len(line) <= (columns or 120) for line in [first, *others] if path not in line)
+    assert folded("short") == "short"

@@ -21,6 +21,7 @@ from typing import Any
 import datasets
 from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ProgressCallback
 
 from hf_captionrl.apps.experiments.arguments import (
     MODEL_OPTIONS,
@@ -46,7 +47,7 @@ from hf_captionrl.hub import (
     write_manifest,
     write_model_card,
 )
-from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
+from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column, by_reward_scorer
 from hf_captionrl.metrics.suites import SuiteRow
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes.truth_checker import check, mark_caption
@@ -54,6 +55,7 @@ from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, newest_checkpoint, note_collapse, selection_line
 from hf_captionrl.trainers.dose import METRIC
 from hf_captionrl.trainers.guard import GuardThresholds
+from hf_captionrl.utils.console import folded
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
 from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config
 from hf_captionrl.utils.options import check_values
@@ -161,10 +163,8 @@ def _of(kind: type, arguments: tuple[Any, ...]) -> Any:
 
 # --- Trains several captioners from one start and compares them in one table -----------------------------------------
 
-START = "MLE"
-"""Row name of the captioner that every run starts from."""
-GALLERY_SIZE = 48
-"""Images of gallery.html."""
+START = "MLE"  # row name of the captioner that every run starts from
+GALLERY_SIZE = 48  # images of gallery.html
 
 
 @dataclass
@@ -249,11 +249,21 @@ def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
             if isinstance(part, EvaluationArguments):
                 part.resolve(_of(DataArguments, arguments).dataset_name)
         if config.process_index == 0:
-            print(configuration_line(arguments), flush=True)
+            print(folded(configuration_line(arguments)), flush=True)
         with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
             return train(arguments, **kwargs)
 
     return alone
+
+
+class _Progress(ProgressCallback):
+    """Logs in lines of the terminal's width, without the speed of each evaluation, which the bar shows."""
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            numbers = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in logs.items()}
+            texts = [f"{k}={v}" for k, v in numbers.items() if not k.endswith(("_runtime", "_per_second", "_flos"))]
+            self.training_bar.write(folded(f"step {state.global_step}: {', '.join(texts)}"))
 
 
 def train_or_resume(trainer: ExactResumeTrainer) -> None:
@@ -268,20 +278,20 @@ def train_or_resume(trainer: ExactResumeTrainer) -> None:
     resumes = last is not None and not args.overwrite_output_dir
     if last is not None and trainer.is_world_process_zero():
         state = TrainerState.load_from_json(str(Path(last) / TRAINER_STATE_NAME))
-        done, all_of = (
-            (state.global_step, args.max_steps) if args.max_steps > 0 else (state.epoch or 0.0, args.num_train_epochs)
-        )
-        is_over = done >= all_of or (trainer.dose is not None and trainer.dose.is_over(state))
+        has_epochs = (state.epoch or 0.0) >= args.num_train_epochs
+        is_over = state.global_step >= args.max_steps if args.max_steps > 0 else has_epochs
+        is_over |= trainer.dose is not None and trainer.dose.is_over(state)
         text = f"{last}: not trained again." if is_over else f"Resuming from step {state.global_step:,}, {last}."
         anew = f"Starting anew: the checkpoints in {folder} are moved aside when the first one is saved."
-        print(f"{text} --overwrite_output_dir starts anew." if resumes else anew, flush=True)
+        print(folded(f"{text} --overwrite_output_dir starts anew." if resumes else anew), flush=True)
+    if not args.disable_tqdm and trainer.pop_callback(ProgressCallback):  # none in a notebook
+        trainer.add_callback(_Progress())
     trainer.train(resume_from_checkpoint=last if resumes else None)
 
 
 # --- Which checkpoint of a run is delivered: reported at the end, and none if the captions have collapsed ------------
 
-COLLAPSED_FOLDER = "model-collapsed"
-"""Folder of the checkpoints of a recipe's own run whose captions have collapsed."""
+COLLAPSED_FOLDER = "model-collapsed"  # the checkpoints of a recipe's own run whose captions have collapsed
 
 
 def withhold(folder: Path) -> None:
@@ -330,11 +340,7 @@ def prepare(
     cache_dir = config.feature_cache_dir
     check_models(arguments)
     with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(
-            _of(DataArguments, arguments),
-            output_dir=str(config.output_dir),
-            is_training=is_training,
-        )
+        splits = load_data(_of(DataArguments, arguments), output_dir=str(config.output_dir), is_training=is_training)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     reward_scorer = scorer if eval_args.has_reward_scorer else None
     evaluator = make_evaluator(
@@ -404,9 +410,7 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
                         points.append({**numbers, "step": entry["step"], "epoch": entry["epoch"] or 0.0})
                 if len(points) > 1:  # a run without evaluations has no curve
                     result.curves[run.name] = points
-            history: list[dict[str, Any]] = (
-                [{**before[run.starts_from], "epoch": 0.0, "step": 0}] if run.starts_from in before else []
-            )
+            history = [{**before[run.starts_from], "epoch": 0.0, "step": 0}] if run.starts_from in before else []
             history += [entry for entry in trainer.state.log_history if "eval_length" in entry]
             keys = ("length", "recall_at_1", METRIC, "hallucination", "unmentioned_objects")
             result.histories[run.name] = [
@@ -475,7 +479,11 @@ def finish(
     config: CaptionConfig = _of(CaptionConfig, arguments)
     folder, columns = Path(str(config.output_dir)), (*columns, *evaluator.columns)
     last = "The weights of the last step; no checkpoint was selected."
-    delivery = {n: selection_line(result.selected[n]) if n in result.selected else last for n in result.histories}
+    shown = (*columns, *by_reward_scorer(*COLUMNS))
+    heads = {f"eval_{c.key.replace('pool_', '')}": f"validation {c.title.rstrip(' ↑↓')}" for c in shown}
+    worded = {n: {**s, "metric": heads.get(s["metric"], s["metric"])} for n, s in result.selected.items()}
+    delivery = {n: selection_line(worded[n]) if n in worded else last for n in result.histories}
+    histories = {name: result.histories.get(name, []) for name in result.captions}  # the gallery's colours
     described = describe(arguments) | ({"runs": result.settings} if result.settings else {})
     more = {"selected": result.selected, "learning_curves": result.curves}
     path = write_results(
@@ -492,9 +500,9 @@ def finish(
         if getattr(config, "early_evaluations", None):
             points = [point for history in result.histories.values() for point in history]
             panels = [panel for panel in DOSE_CURVES if any(point[panel[0]] is not None for point in points)]
-            write_curves(folder / "curves.png", result.histories, x="step", panels=panels)
+            write_curves(folder / "curves.png", histories, x="step", panels=panels)
         else:
-            write_curves(folder / "curves.png", result.histories)
+            write_curves(folder / "curves.png", histories)
     if result.curves:
         keys = {key for points in result.curves.values() for point in points for key in point}
         panels = [panel for panel in CURVES if panel[0] in keys]
@@ -511,7 +519,8 @@ def finish(
     is_collapsed = result.main in result.collapsed
     drawn = ["curves.png", *(["learning_curves.png"] if result.curves else [])]
     files = ", ".join(["results.json", "results.md", "captions/", "gallery.html", *drawn, *more_files])
-    print(f"Written to {folder}: {files}; " + ("there is no model" if is_collapsed else "the checkpoint is model/"))
+    model = "there is no model" if is_collapsed else "the checkpoint is model/"
+    print(folded(f"Written to {folder}: {files}; {model}"))
     if config.pushes and not is_collapsed:  # type: ignore[attr-defined]
         pushed = push_folder(
             folder / "model",
@@ -522,7 +531,8 @@ def finish(
         )
         print(f"Pushed: {pushed}")
     for name in sorted(result.histories, key=result.main.__eq__):  # the recipe's own run last
-        print(f"{name}{' (model/)' if name == result.main and not is_collapsed else ''}\n  {delivery[name]}")
+        print(f"{name}{' (model/)' if name == result.main and not is_collapsed else ''}")
+        print(folded(f"  {delivery[name]}"))
     if is_collapsed:
         raise SystemExit(
             f"The guard refuses {result.main!r}, so model/ was not written; its checkpoints are in {COLLAPSED_FOLDER}/. "

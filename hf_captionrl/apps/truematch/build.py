@@ -290,5 +290,5 @@ def build(arguments: BuildOptions) -> None:
         facts = {"bags": benchmark.status(), "fingerprint": bags_fingerprint(benchmark.kept)}
         print(json.dumps({"output": str(output), **settings, **facts}))
         return
-    print(f"{output}: {len(ids)} images in {DATA_FOLDER}/, {arguments.features} features of {scorer.signature}")
+    print(f"{output}: {len(ids)} images, {arguments.features} features of {scorer.signature.partition('|')[0]}")
     print_status(benchmark)

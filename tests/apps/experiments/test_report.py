@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-from hf_captionrl.apps.experiments.report import Run, train_runs
+from hf_captionrl.apps.experiments.report import Run, _Progress, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
 from hf_captionrl.evaluation.evaluator import Evaluator
@@ -76,6 +76,19 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
     assert found.selected == {"XE": {"step": 3}, "alone": {"step": 7}, "SLL": {"step": 2}}
     # Runs from the same captioner begin at the same point, which is looked at once.
     assert {name: trainer.evaluated for name, trainer in trainers.items()} == {"XE": 1, "SLE": 1, "SLL": 0, "alone": 0}
+
+
+def test_logs_are_shown_without_speeds_and_no_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    numbers = {f"eval_metric_{n}": n / 7 for n in range(9)}
+    progress, printed = _Progress(), []
+    progress.on_log(None, SimpleNamespace(global_step=3), None, numbers)  # outside of training
+    progress.training_bar = SimpleNamespace(write=printed.append)
+    speeds = {"eval_runtime": 2.0, "eval_samples_per_second": 1.0, "total_flos": 1e9}
+    progress.on_log(None, SimpleNamespace(global_step=3), None, numbers | speeds | {"note": "text", "epoch": 0})
+    expected = ["step", "3:", *(f"eval_metric_{n}={n / 7:.4g}," for n in range(9)), "note=text,", "epoch=0"]
+    assert [text.split() for text in printed] == [expected]
+    assert max(map(len, printed[0].splitlines())) <= 80
 
 
 def test_a_run_differs_in_what_the_list_names_and_in_nothing_else(tmp_path):
