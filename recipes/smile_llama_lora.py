@@ -53,7 +53,8 @@ from hf_captionrl.apps.instruct.judges import (
 )
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.trainers.trl_smile_sft import SCOPES, SmileSFTConfig, SmileSFTTrainer
-from hf_captionrl.utils.console import folded, run_main
+from hf_captionrl.utils.console import run_main
+from hf_captionrl.utils.io import folded
 from hf_captionrl.utils.options import documented
 
 __all__ = ["main", "parse_args"]

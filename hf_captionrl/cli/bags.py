@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
-from hf_captionrl.utils.console import counted
-from hf_captionrl.utils.io import refuse_other_file
+from hf_captionrl.utils.io import counted, refuse_other_file
 from hf_captionrl.utils.options import Positive, Range, option
 
 

@@ -23,8 +23,16 @@ from hf_captionrl.data.options import (
     ids_digest,
     load_split,
 )
-from hf_captionrl.utils.console import counted
-from hf_captionrl.utils.io import LineFile, atomic_write_text, csv_cell, json_digest, read_jsonl, to_plain, write_json
+from hf_captionrl.utils.io import (
+    LineFile,
+    atomic_write_text,
+    counted,
+    csv_cell,
+    json_digest,
+    read_jsonl,
+    to_plain,
+    write_json,
+)
 from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,

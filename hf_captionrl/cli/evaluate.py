@@ -51,10 +51,11 @@ from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
 from hf_captionrl.text.tokenize import lacks_blanks, split_characters
-from hf_captionrl.utils.console import counted, folded
 from hf_captionrl.utils.io import (
     atomic_write_text,
+    counted,
     escape_markdown,
+    folded,
     installed_versions,
     plain_config,
     say,

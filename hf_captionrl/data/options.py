@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from hf_captionrl.utils.console import counted, folded
-from hf_captionrl.utils.io import say
+from hf_captionrl.utils.io import counted, folded, say
 from hf_captionrl.utils.options import (
     CacheOptions,
     CommandOptions,

@@ -405,11 +405,7 @@ _SHARES = {column.key for column in (*TABLE, *TABLES["preferences"][1]) if colum
 
 
 def source_row(
-    source: Source,
-    evaluator: Evaluator,
-    keys: Sequence[str],
-    *,
-    with_best: bool = False,
+    source: Source, evaluator: Evaluator, keys: Sequence[str], *, with_best: bool = False
 ) -> dict[str, Any]:
     """The numbers of a source with details: means over the captions of an image, and `best_<key>` of `BEST` over its best captions."""
     rows = []

@@ -82,12 +82,7 @@ def num_neighbours(count: int, concepts: Sequence[int] | None) -> int:
 
 
 def rank_rows(
-    unit: Tensor,
-    k: int,
-    *,
-    rows: Any = None,
-    block_size: int | None = None,
-    concepts: Sequence[int] | None = None,
+    unit: Tensor, k: int, *, rows: Any = None, block_size: int | None = None, concepts: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """[`nearest_neighbours`] of rows from [`normalised`], on their device."""
     count, most = len(unit), num_neighbours(len(unit), concepts)

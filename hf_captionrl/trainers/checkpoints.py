@@ -50,8 +50,7 @@ from hf_captionrl.trainers.publishing import (
     read_run,
     write_run,
 )
-from hf_captionrl.utils.console import counted, folded
-from hf_captionrl.utils.io import FolderLock, json_digest, to_plain
+from hf_captionrl.utils.io import FolderLock, counted, folded, json_digest, to_plain
 from hf_captionrl.utils.model_files import check_checkpoint, check_index, check_kwargs, convert_command
 from hf_captionrl.utils.options import documented
 

@@ -12,8 +12,7 @@ from accelerate.utils import broadcast_object_list
 from huggingface_hub.utils import validate_repo_id
 from transformers import Trainer
 
-from hf_captionrl.utils.console import counted
-from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.io import counted, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

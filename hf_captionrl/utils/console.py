@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,17 +17,6 @@ RESULT_FILE = "CAPTIONRL_RESULT_FILE"
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _NETWORK_ERRORS = frozenset({"TransportError", "ConnectionError", "Timeout", "TimeoutError"})
 _PACKAGE = str(Path(__file__).parents[1])
-
-
-def counted(number: float, noun: str) -> str:
-    """A number with its noun: 1 image, 1.5 epochs, 1,000 images."""
-    return f"{number:,.10g} {noun}{'s' * (number != 1)}"
-
-
-def folded(text: str) -> str:
-    """A text in lines of the terminal's width; without a terminal, of 120 characters."""
-    width = shutil.get_terminal_size((120, 0)).columns
-    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:

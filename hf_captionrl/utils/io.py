@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -319,3 +320,17 @@ def shipped_path(*parts: str) -> Path:
         f"{'/'.join(parts)} is neither in {folders[0]} nor in {folders[1]}. Check the name, or install from a checkout: "
         "pip install -e ."
     )
+
+
+# --- Texts for people ------------------------------------------------------------------------------------------------
+
+
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: 1 image, 1.5 epochs, 1,000 images."""
+    return f"{number:,.10g} {noun}{'s' * (number != 1)}"
+
+
+def folded(text: str) -> str:
+    """A text in lines of the terminal's width; without a terminal, of 120 characters."""
+    width = shutil.get_terminal_size((120, 0)).columns
+    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -26,7 +26,6 @@ FILES = ["--captions", "a.jsonl", "b.jsonl", "--max_images", str(IMAGES)]
 RUNS = {
     "metrics path": ["self_retrieval"],
     "agreement": ["--benchmark", "flickr8k-expert", "--data_root", ".", "--num_bootstrap", "9"],
-    "completion": ["fish"],
     "env": [],
     "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],
     "album": "scenes --model scenes:blip-mle --max_images 3 --max_new_tokens 6 --cache_dir cache".split(),

@@ -146,7 +146,7 @@ class Letters:
 
     bos_token_id = 0
 
-    def __call__(self, text):
+    def __call__(self, text, verbose=True):
         return {"input_ids": [1 + ord(letter) % (V - 1) for letter in text]}
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_captionrl.utils.console import counted, folded
 from hf_captionrl.utils.io import (
     FolderLock,
     LineFile,
     atomic_file,
     atomic_write_bytes,
     atomic_write_text,
+    counted,
+    folded,
     read_jsonl,
     to_plain,
     write_json,

@@ -36,8 +36,15 @@ from hf_captionrl.captioners.language_model_clients import (
 )
 from hf_captionrl.evaluation.caption_files import table_rows
 from hf_captionrl.retrieval import FeatureCache, load_scorer, model_fingerprint
-from hf_captionrl.utils.console import counted
-from hf_captionrl.utils.io import LineFile, atomic_write_bytes, installed_versions, json_digest, to_plain, write_json
+from hf_captionrl.utils.io import (
+    LineFile,
+    atomic_write_bytes,
+    counted,
+    installed_versions,
+    json_digest,
+    to_plain,
+    write_json,
+)
 from hf_captionrl.utils.model_files import PREFIX, model_path
 
 

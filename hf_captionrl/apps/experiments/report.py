@@ -55,8 +55,7 @@ from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, newest_checkpoint, note_collapse, selection_line
 from hf_captionrl.trainers.dose import METRIC
 from hf_captionrl.trainers.guard import GuardThresholds
-from hf_captionrl.utils.console import folded
-from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
+from hf_captionrl.utils.io import FolderLock, folded, write_json, write_jsonl
 from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config
 from hf_captionrl.utils.options import check_values
 
