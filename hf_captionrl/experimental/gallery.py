@@ -79,6 +79,5 @@ class GalleryReward(Reward):
         relevance = torch.einsum("nkd,nd->nk", images, self._targets[rows]).mean(1)
         pairs = images.sum(1).square().sum(1) - images.square().sum((1, 2))
         consistency = pairs / (self.num_retrieved * (self.num_retrieved - 1))
-        context.statistics["gallery/relevance"] = relevance.tolist()
-        context.statistics["gallery/consistency"] = consistency.tolist()
+        context.statistics |= {"gallery/relevance": relevance.tolist(), "gallery/consistency": consistency.tolist()}
         return (relevance + self.consistency_weight * consistency).masked_fill(context.is_empty, 0.0)
