@@ -885,6 +885,6 @@ class Captioner:
         A missing repository `repo_id` is created, by default as a private one; `overwrite` also pushes to one that has other
         content. Returns the URL of the commit.
         """
-        from hf_captionrl.hub.cards import push_captioner  # a higher layer, imported when it is used
+        from hf_captionrl.hub.push import push_captioner  # a higher layer, imported when it is used
 
         return str(push_captioner(self, repo_id, private=private is not False, token=token, overwrite=overwrite))

@@ -169,7 +169,6 @@ examples:
   captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes
   captionrl bags --dataset scenes --output truematch.json
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
-  captionrl convert Salesforce/blip-image-captioning-base blip-base
   captionrl demo
   captionrl env
 

@@ -441,10 +441,10 @@ def with_concepts(ds: datasets.Dataset, name: str | None, image: str, where: str
     if name == "folder" and name not in ds.column_names and _is_text(ds.features[image]):
         folders = [os.path.dirname(path or "") for path in ds[image][:]]
         return replace_column(ds, "concept", folders, datasets.Value("string"))
-    if name in (None, "concept"):
+    if name is None:
         return ds
     pick_column(ds.column_names, name, "concept_column", where)
-    return replace_column(ds, "concept", ds[name][:], ds.features[name])
+    return ds if name == "concept" else replace_column(ds, "concept", ds[name][:], ds.features[name])
 
 
 def _cleaned(values: list[Any], where: str) -> list[list[str | None]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hf_captionrl.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from hf_captionrl.hub.cards import ModelCardFacts, push_captioner, render_model_card, write_model_card
+    from hf_captionrl.hub.cards import ModelCardFacts, render_model_card, write_model_card
     from hf_captionrl.hub.push import (
         PushError,
         check_card,
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         local_base_model,
         public_command,
         public_values,
+        push_captioner,
         push_folder,
         write_manifest,
     )

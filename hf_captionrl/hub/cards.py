@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from hf_captionrl.hub.push import (
     check_card,
     local_base_model,
     public_versions,
-    push_folder,
     write_manifest,
 )
 from hf_captionrl.metrics.columns import COLUMNS
@@ -284,20 +282,3 @@ def write_unmeasured_card(
 def _write_missing_manifest(folder: Path) -> None:
     if not (folder / MANIFEST_FILE).is_file():
         write_manifest(folder, command=[], seeds={}, data={})
-
-
-def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
-    """Save a captioner with a card and push it, with the checks and errors of [`push_folder`].
-
-    Args:
-        captioner ([`Captioner`]): The captioner.
-        repo_id: `owner/name`; created if missing.
-        settings: `private`, `token` and `overwrite`, see [`push_folder`].
-
-    Returns:
-        `str`: URL of the commit.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        captioner.save_pretrained(folder)
-        write_unmeasured_card(folder, model_id=repo_id)
-        return push_folder(folder, repo_id, **settings)

@@ -367,3 +367,22 @@ def _failure(error: Exception, repo_id: str, *, has_token: bool) -> Exception:
     }.get(status, f"The Hub answered {status}.")
     kind = PermissionError if status in (401, 403) else PushError
     return kind(f"Pushing to {repo_id!r} failed. {reason} The files are unchanged, so the push can be repeated.")
+
+
+def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
+    """Save a captioner with a card and push it, with the checks and errors of [`push_folder`].
+
+    Args:
+        captioner ([`Captioner`]): The captioner.
+        repo_id: `owner/name`; created if missing.
+        settings: `private`, `token` and `overwrite`, see [`push_folder`].
+
+    Returns:
+        `str`: URL of the commit.
+    """
+    from hf_captionrl.hub.cards import write_unmeasured_card  # which imports this module
+
+    with tempfile.TemporaryDirectory() as folder:
+        captioner.save_pretrained(folder)
+        write_unmeasured_card(folder, model_id=repo_id)
+        return push_folder(folder, repo_id, **settings)

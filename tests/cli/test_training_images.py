@@ -66,7 +66,9 @@ def test_caption_leaves_the_training_images_out(here, capsys, more):
     assert evaluate(f"all-{output}") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["num_images"] == 3
-    assert "5 of 8 images ('0.png', '1.png', '2.png', ...) were in the training of model" in printed.err
+    assert "5 of 8 images ('0.png', '1.png', '2.png', ...) were in the training of model" in printed.err.replace(
+        "\n  ", " "
+    )
 
 
 def test_evaluate_compares_all_files_on_images_that_no_captioner_was_trained_on(here, capsys):
