@@ -90,6 +90,7 @@ class Listener:
         return found
 
 
+@pytest.mark.slow  # 18 seconds for one program of reproduction/worlds.py
 def test_a_world_drawn_anew_has_its_own_scenes_scorers_and_captioner(tmp_path, monkeypatch):
     fit = train_scenes_models.fit
     monkeypatch.setattr(train_scenes_models, "fit", lambda title, steps, *args, **named: fit(title, 1, *args, **named))
