@@ -1,4 +1,4 @@
-"""Cards of models, from the templates of `hub_cards/`, and the push of a captioner, which writes one first."""
+"""Cards of models, from the templates of `hub_cards/`."""
 
 from __future__ import annotations
 

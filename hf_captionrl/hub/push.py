@@ -1,4 +1,4 @@
-"""Uploads a folder to the Hub, after checks. A failed push can be repeated."""
+"""Uploads a captioner or a folder to the Hub, after checks. A failed push can be repeated."""
 
 from __future__ import annotations
 
