@@ -541,11 +541,11 @@ class Captioner:
         ).input_ids
         rows = []
         for caption, whole in zip(captions, ids, strict=True):
-            own = list(whole[len(prompt_ids) :])
+            tokens = list(whole[len(prompt_ids) :])
             if list(whole[: len(prompt_ids)]) != prompt_ids:
                 # The tokenizer merged the last word of the prompt with the first word of the caption.
-                own = list(self.tokenizer(caption.strip(), add_special_tokens=False, verbose=False).input_ids)
-            rows.append((before + own + [self.eos_token_id])[:max_length])
+                tokens = list(self.tokenizer(caption.strip(), add_special_tokens=False, verbose=False).input_ids)
+            rows.append((before + tokens + [self.eos_token_id])[:max_length])
         return self._batch(rows)
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:

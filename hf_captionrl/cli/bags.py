@@ -73,7 +73,8 @@ def mine_bags(arguments: BagsOptions) -> None:
         save_bags,
         save_neighbours,
     )
-    from hf_captionrl.retrieval.neighbours import nearest_neighbours, num_neighbours
+    from hf_captionrl.retrieval.neighbours import nearest_neighbours
+    from hf_captionrl.retrieval.ranking import num_concepts
 
     reader: Any = load_neighbours if is_ranking else load_bags
     refuse_other_file(output, reader, f"--mode {arguments.mode}")
@@ -92,7 +93,7 @@ def mine_bags(arguments: BagsOptions) -> None:
     summary: dict[str, Any] = {"output": str(output), "mode": arguments.mode, "images": len(ids)}
     summary |= {"scorer": signature, "features": arguments.features}
     if is_ranking:
-        top = min(arguments.top, num_neighbours(len(ids), concepts))
+        top = min(arguments.top, num_concepts(len(ids), concepts) - 1)
         pair = nearest_neighbours(features, top, device=device, concepts=concepts)
         save_neighbours(output, NeighbourFile(*pair, ids, signature, arguments.features))
         summary["neighbours"] = top

@@ -169,7 +169,6 @@ examples:
   captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes
   captionrl bags --dataset scenes --output truematch.json
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
-  captionrl demo
   captionrl env
 
 Each command has a --help with more examples.

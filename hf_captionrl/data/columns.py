@@ -152,12 +152,6 @@ def concept_column(ds: datasets.Dataset) -> list[int] | None:
     return concept_numbers(ds.with_format(None)["concept"][:]) if "concept" in ds.column_names else None
 
 
-def num_concepts(ds: datasets.Dataset) -> int:
-    """Number of concepts; that of images where each is its own."""
-    concepts = concept_column(ds)
-    return len(ds) if concepts is None else max(concepts) + 1
-
-
 def caption_column(ds: datasets.Dataset, name: str = "captions") -> list[list[str]]:
     """The captions of each row: a list, from a list, a single text, or nothing."""
     return [[value] if isinstance(value, str) else list(value or []) for value in ds.with_format(None)[name][:]]

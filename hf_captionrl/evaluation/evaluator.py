@@ -444,9 +444,8 @@ def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, seed: int)
             merged[key] = max(row[key] for row in rows)
     for key in [key for key in rows[0]["per_sample"] if all(key in row["per_sample"] for row in rows)]:
         values, groups = np.stack([row["per_sample"][key] for row in rows]), rows[0]["groups"].get(key)  # (K, N)
-        of_images = sizes
-        if groups is not None and key in BEST and len(groups) != len(sizes):  # some images
-            of_images = sizes[np.asarray(groups)]
+        is_part = groups is not None and key in BEST and len(groups) != len(sizes)
+        of_images = sizes[np.asarray(groups)] if is_part else sizes
         counts = np.arange(len(rows))[:, None] < (of_images if len(of_images) == values.shape[1] else len(rows))
         means = {key: (values * counts).sum(0) / np.broadcast_to(counts, values.shape).sum(0)}
         if key in BEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,12 +90,16 @@ def _shared_words(captions: Sequence[str], _: Sequence[Sequence[str]]) -> list[s
     return [" ".join(end) for end in ends[:1] if len(end) == 3] * len(captions)
 
 
+@functools.lru_cache(maxsize=1)  # the rows of a table share their references
+def _usual_words(texts: frozenset[str]) -> frozenset[str]:
+    counts = Counter(word for text in texts for word in set(ptb_tokenize(split_characters(text))))
+    return frozenset(word for word, count in counts.items() if 1000 * count > len(texts))
+
+
 def _foreign(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
     """Captions of which at most a third of the words are usual, in more than a thousandth of the references."""
-    texts = {text for group in references for text in group}
-    counts = Counter(word for text in texts for word in set(ptb_tokenize(split_characters(text))))
-    usual = {word for word, count in counts.items() if 1000 * count > len(texts)}
-    words = ((caption, ptb_tokenize(split_characters(caption))) for caption in (captions if texts else ()))
+    usual = _usual_words(frozenset(text for group in references for text in group))
+    words = ((caption, ptb_tokenize(split_characters(caption))) for caption in (captions if any(references) else ()))
     return [caption for caption, each in words if each and 3 * sum(word in usual for word in each) <= len(each)]
 
 

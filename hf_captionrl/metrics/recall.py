@@ -22,6 +22,7 @@ from hf_captionrl.retrieval.ranking import (
     concept_numbers,
     distractor_recall,
     duplicate_images,
+    num_concepts,
     ranks,
     sampled_ranks,
     set_ranks,
@@ -108,10 +109,10 @@ def self_retrieval(
         raise ValueError(
             f"text_features are {dtype} and image_features {images.dtype}. Both should come from one scorer."
         )
-    found = None if pool_ranks is None else torch.as_tensor(pool_ranks).long().cpu()  # (N,) if known
-    if found is not None and found.shape != (len(text),):
+    target_ranks = None if pool_ranks is None else torch.as_tensor(pool_ranks).long().cpu()  # (N,) if known
+    if target_ranks is not None and target_ranks.shape != (len(text),):
         raise ValueError(f"pool_ranks must be {len(text)} ranks, one per caption.")
-    scaled = unit_rows if found is None else check_features  # known ranks need no copies of unit length
+    scaled = unit_rows if target_ranks is None else check_features  # known ranks need no copies of unit length
     text, images = scaled(text, "text_features"), scaled(images, "image_features")
     owners = check_targets(targets, len(text), len(images))
     if concepts is not None and len(concepts) != len(images):
@@ -121,14 +122,14 @@ def self_retrieval(
         raise ValueError(
             "concepts are for the pool, random distractors and bags. Leave concepts out, or the other option."
         )
-    first = duplicate_images(images, unit=found is not None)
+    first = duplicate_images(images, unit=target_ranks is not None)
     num_duplicates = int((first != torch.arange(len(first))).sum())
     if duplicates == "merge" and num_duplicates:
         kept, row = torch.unique(first, return_inverse=True)
         bags, sets = _renumbered(bags, row, "bags"), _renumbered(sets, row, "sets")
         images, owners, first = images[kept.to(images.device)], row[owners], torch.arange(len(kept))
 
-    number = len(images) if of_image is None else max(of_image) + 1
+    number = num_concepts(len(images), of_image)
     captions = torch.arange(len(text))  # (P,) caption of each rank, and its image, concept or bag
     groups = owners if of_image is None else torch.tensor(of_image)[owners]
     chances: dict[int, Tensor] = {}  # by k, the chance of a rank of at most k, if it is not 0 or 1
@@ -136,33 +137,33 @@ def self_retrieval(
     if bags is not None:
         if of_image is not None and any(len({of_image[row] for row in bag}) < len(bag) for bag in bags):
             raise ValueError("A bag has two images of one concept. Mine bags with `captionrl bags --concept_column`.")
-        found, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=first)
+        target_ranks, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=first)
         variant = f"bags-{_sizes(bags)}"
     elif sets is not None:
-        found = set_ranks(text, images, sets, owners, duplicate_of=first)
+        target_ranks = set_ranks(text, images, sets, owners, duplicate_of=first)
         variant = f"sets-{_sizes(sets)}"
     elif num_distractors is not None and protocol == "blocks":
         variant = f"rd{num_distractors + 1}-blocks"
         blocks = _blocks(num_distractors + 1, len(images), owners)
-        found, captions, _ = bag_ranks(text, images, blocks, owners, duplicate_of=first)
+        target_ranks, captions, _ = bag_ranks(text, images, blocks, owners, duplicate_of=first)
         groups = owners[captions]
     else:
         variant = "pool" if num_distractors is None else f"rd{num_distractors + 1}-{protocol}"
-        if found is None:
-            found = ranks(text, images, owners, block_size=block_size, duplicate_of=first, concepts=of_image)
+        if target_ranks is None:
+            target_ranks = ranks(text, images, owners, block_size=block_size, duplicate_of=first, concepts=of_image)
         if num_distractors is not None and protocol == "sampled":
             variant += f"-{repeats}-seed-{seed}"
             draws: dict[str, int] = {"num_distractors": num_distractors, "repeats": repeats, "seed": seed}
-            found = sampled_ranks(found, number, **draws).flatten()
+            target_ranks = sampled_ranks(target_ranks, number, **draws).flatten()
             captions, groups = captions.repeat(repeats), groups.repeat(repeats)
         elif num_distractors is not None:
             for k in ks:
-                chances[k] = distractor_recall(found, number, k=k, num_distractors=num_distractors)
+                chances[k] = distractor_recall(target_ranks, number, k=k, num_distractors=num_distractors)
             # If b of the M - 1 others are better, n b / (M - 1) of the n drawn ones are expected to be.
-            expected = 1 + (found.double() - 1) * num_distractors / (number - 1)
-    expected = found.double() if expected is None else expected
+            expected = 1 + (target_ranks.double() - 1) * num_distractors / (number - 1)
+    expected = target_ranks.double() if expected is None else expected
 
-    recalls = {f"recall_at_{k}": chances.get(k, (found <= k).double()).numpy() for k in ks}
+    recalls = {f"recall_at_{k}": chances.get(k, (target_ranks <= k).double()).numpy() for k in ks}
     result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
     result["per_sample"] = recalls
     if num_bootstrap:
@@ -174,7 +175,7 @@ def self_retrieval(
     return result | {
         "mean_rank": float(expected.mean()),
         "median_rank": float(np.median(expected.numpy())),
-        "ranks": found.numpy(),
+        "ranks": target_ranks.numpy(),
         "captions": captions.numpy(),
         "groups": groups.numpy(),
         "num_captions": len(text),

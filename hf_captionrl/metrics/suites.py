@@ -37,6 +37,7 @@ from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import SUITES, TABLE
 from hf_captionrl.metrics.nlg import reference_matches
 from hf_captionrl.metrics.words import vocabulary_size
+from hf_captionrl.retrieval.ranking import num_concepts
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.degenerate_captions import degenerate, is_empty
@@ -237,7 +238,7 @@ class SuiteRow:
 
     def set_random_distractors(self, keys: Sequence[str], protocol: Any = "expected") -> None:
         """The exact expectation with 99 random distractors."""
-        if (len(self.texts) if self.concepts is None else max(self.concepts) + 1) < 100:
+        if num_concepts(len(self.texts), self.concepts) < 100:
             return self.missing(f"fewer than 100 {'images' if self.concepts is None else 'concepts'}", *keys)
         ranks = self._image_ranks if protocol == "expected" else None
         self._recalls(keys, self.image_features, num_distractors=99, protocol=protocol, pool_ranks=ranks)
@@ -253,8 +254,10 @@ class SuiteRow:
         for key in keys:
             size = int(key.split("_")[1])
             concepts = self.concepts or range(len(self.texts))
-            known = [[concepts[row] for row in bag if row < len(concepts)] for bag in self.bags.get(size, ())]
-            if any(len(set(bag)) < len(bag) for bag in known):
+            concepts_of_bags = [
+                [concepts[row] for row in bag if row < len(concepts)] for bag in self.bags.get(size, ())
+            ]
+            if any(len(set(bag)) < len(bag) for bag in concepts_of_bags):
                 self.missing("a bag has two images of one concept", key)
             elif self.bags.get(size):
                 self._recalls([key], self.image_features, bags=self.bags[size])

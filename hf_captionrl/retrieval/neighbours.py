@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.ranking import best_of_concepts, default_block_size, unit_rows
+from hf_captionrl.retrieval.ranking import best_of_concepts, default_block_size, num_concepts, unit_rows
 
 # Columns per group; only groups with large maxima are searched. A plain top-200 of 118,000 columns takes a sixth of the
 # time of the product.
@@ -76,16 +76,11 @@ def nearest_neighbours(
     return rank_rows(unit, k, rows=rows, block_size=block_size, concepts=concepts)
 
 
-def num_neighbours(count: int, concepts: Sequence[int] | None) -> int:
-    """The largest k of [`nearest_neighbours`]: the number of other images, or other concepts."""
-    return (count if concepts is None else max(concepts) + 1) - 1
-
-
 def rank_rows(
     unit: Tensor, k: int, *, rows: Any = None, block_size: int | None = None, concepts: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """[`nearest_neighbours`] of rows from [`normalised`], on their device."""
-    count, most = len(unit), num_neighbours(len(unit), concepts)
+    count, most = len(unit), num_concepts(len(unit), concepts) - 1
     if not 1 <= k <= most:
         raise ValueError(
             f"k is {k}, but an image has between 1 and {most} neighbours, one per other image or concept."
@@ -113,12 +108,11 @@ def rank_rows(
 
 def _first_of_concepts(scores: Tensor, concepts: Tensor) -> Tensor:
     """Mask `(B, N)` of the best image of each concept, the first of equal ones."""
-    columns = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
-    is_best = scores == best_of_concepts(scores, concepts)[:, concepts]
-    first = torch.full_like(columns, scores.shape[1]).scatter_reduce_(
-        1, concepts.expand_as(scores), columns.where(is_best, scores.shape[1]), "amin"
+    columns = torch.arange(scores.shape[1], device=scores.device, dtype=torch.float64)
+    places = columns.expand(scores.shape).masked_fill(
+        scores != best_of_concepts(scores, concepts)[:, concepts], torch.inf
     )
-    return columns == first[:, concepts]
+    return columns == -best_of_concepts(-places, concepts)[:, concepts]
 
 
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -173,11 +173,13 @@ def first_rows(images: Tensor, scale: Callable[[Tensor], Tensor] = torch.Tensor.
 def concept_numbers(concepts: Sequence[Any]) -> list[int] | None:
     """Number of each image's concept, by first appearance; an image without one (None or "") is its own. None: no concept has two images."""
     numbers: dict[Any, int] = {}
-    rows = [
-        numbers.setdefault((row,) if concept in (None, "") else str(concept), len(numbers))
-        for row, concept in enumerate(concepts)
-    ]
+    rows = [numbers.setdefault((row,) if c in (None, "") else str(c), len(numbers)) for row, c in enumerate(concepts)]
     return rows if len(numbers) < len(rows) else None
+
+
+def num_concepts(count: int, concepts: Sequence[int] | None) -> int:
+    """Number of concepts of `count` images; with None each image is one."""
+    return count if concepts is None else max(concepts) + 1
 
 
 def best_of_concepts(scores: Tensor, concepts: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hf_captionrl.retrieval import NeighbourFile, nearest_neighbours
 from hf_captionrl.retrieval.feature_cache import RowLookup
-from hf_captionrl.retrieval.neighbours import normalised, num_neighbours
+from hf_captionrl.retrieval.neighbours import normalised
+from hf_captionrl.retrieval.ranking import num_concepts
 
 _SEED = 0  # of random images: the same on every process and in a resumed run
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
@@ -165,7 +166,7 @@ def training_bank(
     concepts: Sequence[int] | None = None,
 ) -> ImageBank:
     """A bank of `bank_size` training images: random ones for all targets, or for each its nearest, or `num_hard` nearest and others."""
-    others = num_neighbours(len(image_ids), concepts)
+    others = num_concepts(len(image_ids), concepts) - 1
     most = len(image_ids) if bank_images == "random" else others
     if bank_size > most:
         raise ValueError(

@@ -228,8 +228,7 @@ class SelfRetrieval(RetrievalOptions, Reward):
         if concepts is not None:
             concept_of = dict(zip(image_ids, concepts, strict=True))
             for bank in banks:
-                numbers = [concept_of.get(image_id, -1) for image_id in bank.image_ids]
-                bank.concepts = torch.tensor(numbers, device=device)
+                bank.concepts = torch.tensor([concept_of.get(name, -1) for name in bank.image_ids], device=device)
         self._banks = [bank.to(device) for bank in banks]
 
     def __call__(self, context: RewardContext) -> Tensor:

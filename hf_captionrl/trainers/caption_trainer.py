@@ -48,10 +48,11 @@ from hf_captionrl.captioners.pipeline import (
     vision_tower_features,
 )
 from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_pixels, evaluation_rows, frames_of, training_rows
-from hf_captionrl.data.columns import caption_column, concept_column, num_concepts
+from hf_captionrl.data.columns import caption_column, concept_column
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
+from hf_captionrl.retrieval.ranking import num_concepts
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
 from hf_captionrl.trainers.guard import UnchangedCallback, show_completions
@@ -180,7 +181,8 @@ class CaptionTrainer(ExactResumeTrainer):
 
             self.dose = DoseCallback(self, early)
             callbacks = [*(callbacks or []), self.dose]
-            if not isinstance(eval_dataset, datasets.Dataset) or num_concepts(eval_dataset) < SMALLEST_SPLIT:
+            rows = eval_dataset if isinstance(eval_dataset, datasets.Dataset) else []
+            if num_concepts(len(rows), concept_column(rows) if rows else None) < SMALLEST_SPLIT:
                 lack = f"{SMALLEST_SPLIT} validation images are needed"
         if compute_metrics is None and args.has_default_metric and lack:
             metric = args.metric_without_scorer
@@ -390,7 +392,7 @@ class CaptionTrainer(ExactResumeTrainer):
         dataset = self._rows_of(dataset)
         self._memory_tracker.start()
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
-        self.ranks, self.pool_size = ranks, num_concepts(dataset)
+        self.ranks, self.pool_size = ranks, num_concepts(len(dataset), concept_column(dataset))
         self.log(metrics)
         if self.is_in_train:
             self._unchanged.compare(metric_key_prefix, captions, self.args, self.state)

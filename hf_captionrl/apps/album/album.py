@@ -315,10 +315,9 @@ class ComparedImages:
             unreadable = self.unreadable if skip_unreadable else None
             facts = read_images(images, scorer, cache=cache, batch_size=batch_size, unreadable=unreadable)
             readable, keys = facts.rows, facts.keys
-        first_row: dict[Any, int] = {}
+        first_row, first_at = dict[Any, int](), dict[Any, int]()
         self.first_of = {row: first_row.setdefault(key, row) for row, key in zip(readable, keys, strict=True)}
         things: Sequence[Any] = keys if numbers is None else [numbers[row] for row in readable]
-        first_at: dict[Any, int] = {}
         lead = np.array([first_at.setdefault(thing, at) for at, thing in enumerate(things)])
         leaders, leader_of = np.unique(lead, return_inverse=True)  # positions among the readable images
         self.rows = [readable[at] for at in leaders.tolist()]  # album rows of the leaders

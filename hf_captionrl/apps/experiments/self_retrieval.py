@@ -32,7 +32,8 @@ from hf_captionrl.data.columns import concept_column, id_column
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.evaluation.similarity import similarity_features
 from hf_captionrl.retrieval.bags import load_neighbours
-from hf_captionrl.retrieval.neighbours import nearest_neighbours, num_neighbours
+from hf_captionrl.retrieval.neighbours import nearest_neighbours
+from hf_captionrl.retrieval.ranking import num_concepts
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.rewards.base import parse_weighted_reward
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
@@ -155,7 +156,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
                 train, scorer, bag_args.bag_features, cache_dir=config.feature_cache_dir
             )
             concepts = concept_column(train)
-            number = min(NUM_NEIGHBOURS, num_neighbours(len(train), concepts))
+            number = min(NUM_NEIGHBOURS, num_concepts(len(train), concepts) - 1)
             neighbours, _ = nearest_neighbours(features, number, concepts=concepts)
 
     def make(run: SelfRetrievalRecipeConfig) -> SelfRetrievalTrainer:
