@@ -54,7 +54,7 @@ from hf_captionrl.retrieval.feature_cache import tower_in_parts
 from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.retrieval.scorer import assemble_scorer
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
-from hf_captionrl.trainers.policy import refuse_data_parallel
+from hf_captionrl.trainers.policy import autocast, refuse_data_parallel
 from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
 from hf_captionrl.utils.model_files import load_pretrained, model_path, read_config
@@ -178,9 +178,10 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
         """The mean cross-entropy of finding the caption of each image and the image of each caption in the batch."""
         features = F.dropout(inputs.pop("features"), self.parts.feature_dropout, training=model.training)
-        images = F.normalize(model.visual_projection(features), dim=-1)  # (B, P)
-        texts = F.normalize(model.text_projection(model.text_model(**inputs)[1]), dim=-1)  # (B, P)
-        logits = images.float() @ texts.float().T * model.logit_scale.exp().clamp(max=100)  # (B, B)
+        with autocast(self.args):  # Accelerate's covers only the forward of the whole model, which is not called
+            images, texts = model.visual_projection(features), model.text_projection(model.text_model(**inputs)[1])
+        images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)  # (B, P)
+        logits = images @ texts.T * model.logit_scale.exp().clamp(max=100)  # (B, B)
         own = torch.arange(len(logits), device=logits.device)
         return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
@@ -194,9 +195,10 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
         own: np.ndarray = np.repeat(np.arange(len(pairs)), [len(texts) for texts in pairs.captions])
         found = []
         for start in range(0, len(captions), 128):
-            with self.compute_loss_context_manager():
-                tokens = self._prepare_inputs(self._tokens(captions[start : start + 128]))
-                found.append(F.normalize(model.text_projection(model.text_model(**tokens)[1]).float(), dim=-1))
+            tokens = self._prepare_inputs(self._tokens(captions[start : start + 128]))
+            with autocast(self.args):
+                texts = model.text_projection(model.text_model(**tokens)[1])
+            found.append(F.normalize(texts.float(), dim=-1))
         return ranks(torch.cat(found), images, torch.from_numpy(own)), own
 
     def evaluate(

@@ -18,14 +18,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import TrainerCallback
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only reproduction/ is on the path
 
-from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, load_scenes, load_scorer  # noqa: E402
-from hf_captionrl.captioners.pipeline import generate_captions  # noqa: E402
+from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, load_captioner, load_scenes, load_scorer  # noqa: E402
+from hf_captionrl.captioners.pipeline import evaluating, generate_captions, vision_tower_features  # noqa: E402
 from hf_captionrl.experimental.claim_rewards import (  # noqa: E402
     ClaimReward,
     SceneChecker,
@@ -41,6 +42,7 @@ from hf_captionrl.utils.model_files import load_language_model, model_path  # no
 from reproduction.run_seeds import aggregate_curves  # noqa: E402
 
 POINTS = (0, 25, 50, 100, 150, 200)
+LOGGED = ("reward", "kl", "listener/accuracy")
 BIAS = 0.03  # what the biased judge adds per word; its unbiased part is in [0, 1]
 
 
@@ -81,6 +83,37 @@ class Perplexity(Reward):
         return -torch.as_tensor(found).double().log()
 
 
+class PolicyListener(Reward):
+    """Log-probability of the image among 10 given the caption, by Bayes' rule from those of the caption given each image.
+
+    The captioner is its own listener (a reference game), or with `frozen` the start is, which cannot collude.
+    """
+
+    name = "listener"
+    num_images = 10
+
+    def __init__(self, frozen: bool) -> None:
+        self.frozen = frozen
+
+    def begin(self, captioner: Any, images: Any) -> None:
+        """The policy, and features of its vision tower `(num_images, M, D)`."""
+        self.images = images
+        self.captioner = load_captioner(model_path("scenes:blip-mle")) if self.frozen else captioner
+
+    def __call__(self, context: Any) -> torch.Tensor:
+        number = len(context.captions)
+        own = torch.arange(number) // context.group_size
+        batch, scores = self.captioner.encode_completions(context.ids, context.mask), []
+        with evaluating(self.captioner.model), torch.no_grad():
+            for k in range(self.num_images):
+                rows = context.rows.cpu()[(own + k) % len(context.rows)]
+                features = torch.from_numpy(np.array(self.images[rows.numpy()]))
+                scores.append(self.captioner.log_probs({**batch, "image_features": features}, of_generation=True).sum(1))
+        found = torch.stack(scores, 1)  # (N, K)
+        context.statistics["listener/accuracy"] = (found.argmax(1) == 0).float().tolist()
+        return found.double().log_softmax(1)[:, 0]
+
+
 def biased_judge(completions: Sequence[str], facts: Sequence[Any], **columns: Any) -> list[float]:
     """F1 of the claims, plus 0.03 per word."""
     checked = SceneChecker()(completions, facts)
@@ -118,6 +151,8 @@ def rewards(scorer: Any, seed: int) -> dict[str, Callable[[], Any]]:
         "SR by truth": TruthRetrieval,
         "random": lambda: random_reward(seed),
         "gallery": lambda: GalleryReward(scorer),
+        "own listener": lambda: PolicyListener(frozen=False),
+        "listener of the start": lambda: PolicyListener(frozen=True),
     }
 
 
@@ -185,13 +220,15 @@ def run(name: str, seed: int, output: Path) -> None:
             neighbours=nearest_neighbours(scorer.image_features(list(train["image"])), 200)[0] if bags else None,
             callbacks=[Measure()],
         )
+        if isinstance(reward, PolicyListener):
+            reward.begin(trainer.captioner, vision_tower_features(trainer.captioner, train))
         points.append({"step": 0, **measure(trainer.captioner, worlds[0], held_out, features[0])})
         start = measure(trainer.captioner, worlds[1], held_out, features[1])
         trainer.train()
     logged = {entry["step"]: entry for entry in trainer.state.log_history if "reward" in entry}
     for point in points:
         entry = logged.get(int(point["step"]), {})
-        point |= {key: float(entry[key]) for key in ("reward", "kl") if key in entry}
+        point |= {key: float(entry[key]) for key in LOGGED if key in entry}
     held_back = {"start": start, "end": measure(trainer.captioner, worlds[1], held_out, features[1])}
     write_json(output, {"reward": name, "seed": seed, "points": points, "held_back": held_back})
 
@@ -202,7 +239,7 @@ def main() -> None:
     parser.add_argument("--runs_dir", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--rewards", nargs="+", default=[name for name in rewards(None, 0) if name != "gallery"])
+    parser.add_argument("--rewards", nargs="+", default=list(rewards(None, 0))[:13])
     args = parser.parse_args()
     curves: list[dict[str, Any]] = []
     held_back: list[dict[str, Any]] = []

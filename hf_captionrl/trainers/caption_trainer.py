@@ -431,7 +431,7 @@ class CaptionTrainer(ExactResumeTrainer):
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[Any, None, None]:
         """`eval_loss` of a batch with references; instead of logits, `predict` gives captions."""
         inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
+        with torch.no_grad():
             return self.loss_sum(inputs) / (inputs["labels"] != IGNORE_INDEX).sum(), None, None
 
     def _rows_of(self, dataset: Any, split: str = "validation") -> datasets.Dataset:

@@ -62,6 +62,12 @@ def test_the_loss_is_the_symmetric_contrastive_one(run, tmp_path):
             expected -= (logits[i] - torch.tensor(logits).logsumexp(0).item()) / 12
     assert loss == pytest.approx(expected, rel=1e-4)
 
+    config.bf16, dtypes = True, []
+    model.text_projection.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    inputs["features"] = torch.randn(6, model.visual_projection.in_features)
+    assert trainer.compute_loss(model, inputs).dtype == torch.float32
+    assert dtypes == [torch.bfloat16]
+
 
 def test_the_tower_is_frozen_and_the_rest_learns(run):
     parts, *_ = recipe.parse_args(SHORT)
