@@ -81,8 +81,8 @@ class ClipCapArguments(ModelArguments):
         """Load or make the captioner."""
         if self.model_name_or_path:
             return super().load(prompt)
-        if self.attn_implementation or self.model_init_kwargs:
-            raise ValueError("attn_implementation and model_init_kwargs need a ClipCap in model_name_or_path.")
+        if self.model_init_kwargs:
+            raise ValueError("model_init_kwargs needs a ClipCap in model_name_or_path.")
         model, processor = assemble(
             model_path(self.vision_model),
             model_path(self.language_model),
@@ -92,6 +92,8 @@ class ClipCapArguments(ModelArguments):
             normalize_image_embeds=self.normalize_image_embeds,
             stop_at_period=self.stop_at_period,
         )
+        if self.attn_implementation:
+            model.language_model.set_attn_implementation(self.attn_implementation)
         if self.dtype != "auto":
             model = model.to(getattr(torch, self.dtype))
         return load_captioner(model, processor=processor, prompt=prompt or "")

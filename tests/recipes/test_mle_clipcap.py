@@ -45,6 +45,8 @@ def test_mapper_and_language_model_learn_and_the_tower_does_not(run):
     arguments, *_, config = recipe.parse_args(["--config", str(CONFIGS / "scenes.yaml")])
     set_seed(config.seed)
     before = dict(arguments.load().model.named_parameters())
+    arguments.attn_implementation = "eager"
+    assert arguments.load().base_model.language_model.config._attn_implementation == "eager"
     tower = {name for name in before if name.startswith("vision_tower.")}
     assert tower
     assert {name for name in before if torch.equal(before[name], after[name])} == tower
