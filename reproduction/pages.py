@@ -50,7 +50,7 @@ def changes_table() -> str:
             line("SMILE, lambda 0 (3)", by_seed(dose["blip, lambda 0, 3 beams"]), start),
             line("self-retrieval, bags (3)", by_seed(bags["SR (bag curriculum)"]), start),
             line("**Flickr8k: the start**", flickr8k_start),
-            line("**Flickr8k: one reference**", by_seed(smile["references"], seed_3["references"])),
+            line("**Flickr8k: a human caption**", by_seed(smile["references"], seed_3["references"])),
             line(
                 "self-retrieval, bags (3)",
                 by_seed(curriculum["SR (bag curriculum)"], seed_3["400 steps, sr-curriculum"]),
