@@ -165,7 +165,7 @@ def selected(points: Sequence[dict[str, Any]], *decodings: int) -> dict[str, Any
 
 
 def summary(cells: dict[Any, Path], seeds: Sequence[int], world: str, output: Path) -> dict[str, Any]:
-    """Curves, selected steps, and gains over the start's better decoding: paired by seed, with one seed image by image."""
+    """Curves, selected steps, and gains over the start's better and same decoding: by seed, with one seed image by image."""
     rows, split = list[dict[str, Any]](), "test" if world == "scenes" else "validation"
     curves: list[dict[str, Any]] = [{} for _ in seeds]
     read = {cell: json.loads(path.read_text("utf-8")) for cell, path in cells.items()}
@@ -175,17 +175,18 @@ def summary(cells: dict[Any, Path], seeds: Sequence[int], world: str, output: Pa
         before = [selected(points, *BEAMS) for points in first]
         for beams, decoding in BEAMS.items():
             name = f"{start}, {decoding}" if weight is None else f"{start}, lambda {weight:g}, {decoding}"
-            after = [selected(points, beams) for points in runs]
+            after, same = ([selected(points, beams) for points in some] for some in (runs, first))
             (row,) = aggregate([[{**point, "name": name}] for point in after])
             for key in row.keys() - {"name", "step", "beams"}:
-                gain = difference(*(seed_interval([point[key] for point in points]) for points in (after, before)))
-                row[key]["gain"] = {"mean": gain.value, "interval": [gain.low, gain.high], "values": gain.values}
-                if len(seeds) == 1 and key in after[0]["samples"]:
-                    row[key]["gain"] |= paired_test(after[0]["samples"][key], before[0]["samples"][key])
+                for gain, start_points in (("gain", before), ("gain_same_decoding", same)):
+                    found = difference(*(seed_interval([p[key] for p in points]) for points in (after, start_points)))
+                    row[key][gain] = {"mean": found.value, "interval": [found.low, found.high], "values": found.values}
+                    if len(seeds) == 1 and key in after[0]["samples"]:
+                        row[key][gain] |= paired_test(after[0]["samples"][key], start_points[0]["samples"][key])
             rows.append(row)
             for curve, pair in zip(curves, zip(first, runs, strict=True), strict=True):
                 curve[name] = [p for points in pair for p in points if (p["beams"], p["split"]) == (beams, split)]
-        for seed, points in zip(seeds, runs, strict=True):
+        for seed, points in zip(seeds, runs, strict=True) if world == "scenes" else ():
             shown = [selected(points, beams) for beams in BEAMS]
             columns = [[f"{BEAMS[point['beams']]}, step {point['step']}", *point["captions"]] for point in shown]
             file = output / "dose_captions" / "_".join(cells[start, weight, seed].with_suffix(".txt").parts[-3:])
