@@ -108,7 +108,9 @@ class PolicyListener(Reward):
             for k in range(self.num_images):
                 rows = context.rows.cpu()[(own + k) % len(context.rows)]
                 features = torch.from_numpy(np.array(self.images[rows.numpy()]))
-                scores.append(self.captioner.log_probs({**batch, "image_features": features}, of_generation=True).sum(1))
+                inputs = {**batch, "image_features": features}
+                log_probs: Any = self.captioner.log_probs(inputs, of_generation=True)  # (N, T)
+                scores.append(log_probs.sum(1))
         found = torch.stack(scores, 1)  # (N, K)
         context.statistics["listener/accuracy"] = (found.argmax(1) == 0).float().tolist()
         return found.double().log_softmax(1)[:, 0]

@@ -46,7 +46,8 @@ def _cell(found: dict[str, Any], column: str) -> tuple[float, float, float]:
         return cell, *found[f"{column}_ci"]
     if "interval" in cell:
         return cell["value"], *cell["interval"]
-    return cell["mean"], cell["mean"] - cell["standard_error"], cell["mean"] + cell["standard_error"]
+    error = cell["standard_error"] or 0.0  # None with one seed
+    return cell["mean"], cell["mean"] - error, cell["mean"] + error
 
 
 def _dots(result: str, rows: Sequence[str], columns: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -127,6 +128,10 @@ def _dose() -> dict[str, list[dict[str, Any]]]:
 
 PICTURES: dict[str, Picture] = {
     "dose": (_dose, lambda path, found, text: write_curves(path, found, x="step", panels=_DOSE, text=text)),
+    "dose_photographs": _curve_plot(
+        *("dose_photographs", (*_LISTENERS[:2], ("unmentioned_objects", "Objects that no\nreference names ↓"))),
+        [f"mle-400, lambda {weight}, {decoding}" for weight in ("0", "0.5") for decoding in ("greedy", "3 beams")],
+    ),
     "self_retrieval_curves": _curve_plot("self_retrieval_bags_seeds"),
     "observatory_curves": _curve_plot(
         "observatory",
