@@ -126,7 +126,7 @@ def test_changes_of_readme_are_those_of_the_results():
         *read("photographs_seeds/photographs-flickr8k-smile")["rows"][0][RECALL]["values"],
         by_name(read("photographs_starts")["rows"])["400 steps"][RECALL],
     ]
-    assert lines["**Flickr8k: the start**"][0] == f"{np.mean(values):.3f}" != f"{values[0]:.3f}"
+    assert lines["**Flickr8k, before training**"][0] == f"{np.mean(values):.3f}" != f"{values[0]:.3f}"
 
 
 def check_compared(lines, keys):
