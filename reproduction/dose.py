@@ -54,9 +54,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "photographs": {
         "max_steps": 50,
         "lr_scheduler_type": "constant",
-        "model_init_kwargs": {
-            "attn_implementation": "eager"
-        },  # in bf16 on a CPU, a fifth of the time of SDPA's backward
+        # In bf16 on a CPU, its backward takes a fifth of the time of SDPA's.
+        "model_init_kwargs": {"attn_implementation": "eager"},
     },
 }
 NUM_IMAGES = {"validation": 300, "test": 1000}
@@ -186,7 +185,7 @@ def summary(cells: dict[Any, Path], seeds: Sequence[int], world: str, output: Pa
             rows.append(row)
             for curve, pair in zip(curves, zip(first, runs, strict=True), strict=True):
                 curve[name] = [p for points in pair for p in points if (p["beams"], p["split"]) == (beams, split)]
-        for seed, points in zip(seeds, runs, strict=True) if world == "scenes" else ():
+        for seed, points in zip(seeds, runs, strict=True):
             shown = [selected(points, beams) for beams in BEAMS]
             columns = [[f"{BEAMS[point['beams']]}, step {point['step']}", *point["captions"]] for point in shown]
             file = output / "dose_captions" / "_".join(cells[start, weight, seed].with_suffix(".txt").parts[-3:])

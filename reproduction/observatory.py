@@ -43,6 +43,7 @@ from reproduction.run_seeds import aggregate_curves  # noqa: E402
 
 POINTS = (0, 25, 50, 100, 150, 200)
 LOGGED = ("reward", "kl", "listener/accuracy")
+LATER = ("gallery", "own listener", "listener of the start")  # have predictions of their own
 BIAS = 0.03  # what the biased judge adds per word; its unbiased part is in [0, 1]
 
 
@@ -241,7 +242,7 @@ def main() -> None:
     parser.add_argument("--runs_dir", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--rewards", nargs="+", default=list(rewards(None, 0))[:13])
+    parser.add_argument("--rewards", nargs="+", default=[name for name in rewards(None, 0) if name not in LATER])
     args = parser.parse_args()
     curves: list[dict[str, Any]] = []
     held_back: list[dict[str, Any]] = []
