@@ -124,7 +124,8 @@ class World:
         points: list[dict[str, Any]] = []
         best: dict[int, tuple[float, int, Any]] = {}
         scenes = self.data is None
-        steps = STEPS[self.name] if scenes or not weight else dict.fromkeys(BEAMS, SPARSE)
+        few = weight or "learning_rate" in CHANGES[self.name]
+        steps = STEPS[self.name] if scenes or not few else dict.fromkeys(BEAMS, SPARSE)
         folder, train = self.start(start, seed, runs_dir)
 
         def judge(step: int, beams: int, split: str) -> None:
@@ -217,10 +218,13 @@ def main() -> None:
     parser.add_argument("--lambdas", type=float, nargs="+", default=[0.0, 1.0, 0.05, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--data", type=Path, help="of photographs")
+    parser.add_argument("--learning_rate", type=float, help="of photographs, other than the preset's")
     parser.add_argument("--runs_dir", type=Path, default=ROOT / "outputs" / "dose")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     world, cells = World(args.data), dict[Any, Path]()
+    if args.learning_rate:
+        CHANGES[world.name]["learning_rate"] = args.learning_rate
     starts = args.starts * (args.what != "controls")
     for seed, start, weight in itertools.product(args.seeds, starts, (None, *args.lambdas)):
         name = "start" if weight is None else f"lambda-{weight:g}"
