@@ -1,5 +1,6 @@
 """Every command of README.md runs (tests/test_fresh_processes.py runs its Python), on small stand-ins for the models and photographs that it names."""
 
+import base64
 import importlib
 import json
 import re
@@ -7,10 +8,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from hf_captionrl.cli.main import main
 from hf_captionrl.cli.train import METHODS, _with_config
 from hf_captionrl.scenes import load_scenes
+from tests.browser import CHROMIUM, Browser
 from tests.test_docs import blocks
 from tests.tiny import write_photos
 from tests.tiny.chat import tiny_chat
@@ -70,6 +73,39 @@ def commands(block):
 
 SHELL = [block for block in blocks(README, "bash") if "make demo" not in block]
 PYTHON = blocks(README, "python")
+
+STYLE = """body { font: 16px/1.5 sans-serif; margin: 24px auto; max-width: 838px; padding: 0 16px }
+code { font-size: 85% } pre { background: #f6f8fa; overflow: auto; padding: 16px } img { max-width: 100% }
+table { border-collapse: collapse; display: block; overflow: auto } td, th { border: 1px solid #d1d9e0; padding: 6px 13px }"""
+"""Widths of a page on GitHub."""
+
+
+def first_screens(folder):
+    """Write README's first screens on a desktop and a phone, and return what is wrong with them."""
+    page, wrong = folder / "readme.html", []
+    body = MarkdownIt().enable("table").render(README.read_text(encoding="utf-8"))
+    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><base href='{README.parent.as_uri()}/'><style>{STYLE}</style>"
+    page.write_text(f"<!doctype html>{head}{body}", encoding="utf-8")
+    for name, width, height in (("desktop", 1280, 800), ("phone", 390, 844)):
+        with Browser(width, height) as browser:
+            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": name == "phone"}
+            browser.call("Emulation.setDeviceMetricsOverride", **size)
+            browser.open(page.as_uri())
+            shot = browser.call("Page.captureScreenshot", format="png")["data"]
+            (folder / f"readme_{name}.png").write_bytes(base64.b64decode(shot))
+            if browser.evaluate("document.documentElement.scrollWidth") > width:
+                wrong.append(f"{name}: the page is wider than the screen")
+            if browser.evaluate("document.querySelector('img').getBoundingClientRect().top") > height:
+                wrong.append(f"{name}: the picture is below the first screen")
+            code = "[...document.querySelectorAll('pre')].slice(0, 2).map((e) => e.scrollWidth - e.clientWidth)"
+            if name == "desktop" and (wider := browser.evaluate(code)) != [0, 0]:
+                wrong.append(f"the first programs are wider than their boxes by {wider} pixels")
+    return wrong
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_first_screens(tmp_path):
+    assert first_screens(tmp_path) == []
 
 
 def test_the_paths_have_a_block_each():

@@ -55,9 +55,9 @@ class SmileConfig(CaptionConfig):
     early_evaluations: list[int] = field(
         default_factory=list,
         metadata={
-            "help": "Training captions seen at evaluations before those of eval_strategy. The start is evaluated too, and "
-            "delivered unless the best checkpoint is significantly better; the run stops when R@1 has fallen three times. Without a "
-            "scorer or with fewer than 100 validation images, it stops when captions are 1.5 times as long as the start's."
+            "help": "Training captions seen at evaluations before those of each epoch or of eval_strategy. The start is evaluated too, "
+            "and delivered unless the best checkpoint is significantly better; the run stops when R@1 has fallen three times. Without "
+            "a scorer or with fewer than 100 validation images, it stops when captions are 1.5 times as long as the start's."
         },
     )
     per_device_train_batch_size: int = documented(32, "Captions per device and step.")
@@ -69,11 +69,11 @@ class SmileConfig(CaptionConfig):
     def __post_init__(self) -> None:
         check_values(self)
         if self.early_evaluations:
-            if min(self.early_evaluations) < 1:
-                raise ValueError(
-                    f"early_evaluations holds {min(self.early_evaluations)}. Use numbers of captions from 1."
-                )
+            if (lowest := min(self.early_evaluations)) < 1:
+                raise ValueError(f"early_evaluations holds {lowest}. Use numbers of captions from 1.")
             self.load_best_model_at_end: bool | None = True
+            if self.eval_strategy == "no":  # type: ignore[has-type]
+                self.eval_strategy, self.save_strategy = "epoch", "epoch"
             if self.metric_for_best_model is None:  # type: ignore[has-type]
                 self.metric_for_best_model, self.has_default_metric = METRIC, True
         super().__post_init__()

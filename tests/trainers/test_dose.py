@@ -154,12 +154,18 @@ def test_without_a_scorer_or_enough_images_the_run_stops_at_longer_captions(tmp_
     ("settings", "name"),
     [
         ({"early_evaluations": [0, 8]}, "early_evaluations"),
-        ({"eval_strategy": "no", "save_strategy": "epoch"}, "load_best_model_at_end"),
+        ({"eval_strategy": "epoch", "save_strategy": "no"}, "load_best_model_at_end"),
     ],
 )
 def test_settings_that_contradict_early_evaluations_are_refused(tmp_path, settings, name):
     with pytest.raises(ValueError, match=name):
         SmileConfig(str(tmp_path), **{**SETTINGS, **settings})
+
+
+def test_early_evaluations_alone_evaluate_each_epoch(tmp_path):
+    config = SmileConfig(str(tmp_path), early_evaluations=[8])
+    assert [config.eval_strategy, config.save_strategy] == ["epoch", "epoch"]
+    assert config.load_best_model_at_end
 
 
 @pytest.mark.slow
