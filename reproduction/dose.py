@@ -45,7 +45,7 @@ HELD_OUT, REWARD, TRUTH = "rd100_recall_at_1", "reward_rd100_recall_at_1", "bag_
 SHIPPED = {"clipcap": "scenes:clipcap-mle", "blip": "scenes:blip-mle"}
 PRESETS = {"scenes": "smile_blip/scenes", "photographs": "smile_blip/flickr8k"}
 DENSE, SPARSE = (*range(2, 17, 2), *range(20, 51, 5)), (8, 25, 50)
-STEPS = {  # of each decoding; on photographs, three beams cost three times as much, and lambdas above 0 are compared at SPARSE
+STEPS = {  # of each decoding; on photographs, three beams cost three times as much; lambdas above 0 are compared at SPARSE, and 1 greedily
     "scenes": dict.fromkeys(BEAMS, (5, 10, 20, 40, 80, 158)),
     "photographs": {1: DENSE, 3: (4, 8, 16, 25, 50)},
 }
@@ -125,7 +125,7 @@ class World:
         best: dict[int, tuple[float, int, Any]] = {}
         scenes = self.data is None
         few = weight or "learning_rate" in CHANGES[self.name]
-        steps = STEPS[self.name] if scenes or not few else dict.fromkeys(BEAMS, SPARSE)
+        steps = STEPS[self.name] if scenes or not few else {1: SPARSE, 3: () if weight == 1 else SPARSE}
         folder, train = self.start(start, seed, runs_dir)
 
         def judge(step: int, beams: int, split: str) -> None:
@@ -173,7 +173,9 @@ def summary(cells: dict[Any, Path], seeds: Sequence[int], world: str, output: Pa
         runs = [read[start, weight, seed]["points"] for seed in seeds]
         first = [read[start, None, seed]["points"] for seed in seeds]
         before = [selected(points, *BEAMS) for points in first]
-        for beams, decoding in BEAMS.items():
+        decodings = [beams for beams in BEAMS if all(any(p["beams"] == beams for p in points) for points in runs)]
+        for beams in decodings:
+            decoding = BEAMS[beams]
             name = f"{start}, {decoding}" if weight is None else f"{start}, lambda {weight:g}, {decoding}"
             after, same = ([selected(points, beams) for points in some] for some in (runs, first))
             (row,) = aggregate([[{**point, "name": name}] for point in after])
@@ -187,7 +189,7 @@ def summary(cells: dict[Any, Path], seeds: Sequence[int], world: str, output: Pa
             for curve, pair in zip(curves, zip(first, runs, strict=True), strict=True):
                 curve[name] = [p for points in pair for p in points if (p["beams"], p["split"]) == (beams, split)]
         for seed, points in zip(seeds, runs, strict=True):
-            shown = [selected(points, beams) for beams in BEAMS]
+            shown = [selected(points, beams) for beams in decodings]
             columns = [[f"{BEAMS[point['beams']]}, step {point['step']}", *point["captions"]] for point in shown]
             file = output / "dose_captions" / "_".join(cells[start, weight, seed].with_suffix(".txt").parts[-3:])
             atomic_write_text(file, "\n".join(map("\t".join, zip(*columns, strict=True))) + "\n")
