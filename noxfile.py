@@ -31,6 +31,7 @@ TESTS = (
     "tests/captioners/test_clipcap.py",
     "tests/captioners/test_families.py",
     "tests/captioners/test_pipelines.py",
+    "tests/losses/test_policy_gradient.py",
     "tests/metrics/evaluate_modules/test_modules.py",
     "tests/trainers",
     "tests/utils/test_lazy_import.py",

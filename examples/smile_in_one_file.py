@@ -26,7 +26,7 @@ from hf_captionrl.utils.model_files import model_path
 # --- Settings: those of the paper (Section 3.1) are in brackets --------------------------------------------------------
 
 MODEL = model_path("scenes:blip-mle")  # trained by maximum likelihood [BLIP-base, on COCO]
-STEPS = 20  # SMILE is a dose: after some dozen steps captions begin to invent [5 epochs of COCO]
+STEPS = 20  # SMILE is a dose: after some dozen steps captions have more wrong details [5 epochs of COCO]
 BATCH_SIZE = 64  # [128]
 LEARNING_RATE = 2e-4  # a tiny model wants a larger step [1e-5]
 WEIGHT_DECAY = 0.05

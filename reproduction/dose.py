@@ -58,6 +58,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "model_init_kwargs": {"attn_implementation": "eager"},
     },
 }
+RATIOS = (1.1, 1.2, 1.3, 1.5, 2.0)
 NUM_IMAGES = {"validation": 300, "test": 1000}
 
 
@@ -212,10 +213,34 @@ def controls(world: World) -> dict[str, Any]:
     return {"rows": [{k: value for k, value in row.items() if k not in ("samples", "captions")} for row in rows]}
 
 
+def by_words(folder: Path) -> dict[str, Any]:
+    """Where captions `ratio` times as long as the start's stop pure SMILE, and its R@1 there minus the start's, over recorded curves."""
+    rows = list[dict[str, Any]]()
+    for path in sorted(folder.glob("dose_*.json")):
+        curves = json.loads(path.read_text("utf-8")).get("learning_curves", {})
+        for name, curve in curves.items() if "learning_rate" not in path.name else ():
+            if "lambda 0," in name:
+                start, *points = ({key: point[key]["mean"] for key in ("length", HELD_OUT, REWARD)} for point in curve)
+                for ratio in RATIOS:
+                    long = (n for n, point in enumerate(points) if point["length"] >= ratio * start["length"])
+                    at = next(long, len(points) - 1)
+                    gains = {key: points[at][key] - start[key] for key in (HELD_OUT, REWARD)}
+                    rows.append(
+                        {"file": path.name, "name": name, "ratio": ratio, "step": curve[at + 1]["step"], **gains}
+                    )
+    summed = list[dict[str, Any]]()
+    for ratio in RATIOS:
+        gains = {key: [row[key] for row in rows if row["ratio"] == ratio] for key in (HELD_OUT, REWARD)}
+        above = sum(min(pair) > 0 for pair in zip(*gains.values(), strict=True))
+        numbers = {key: {"mean": float(np.mean(values)), "worst": min(values)} for key, values in gains.items()}
+        summed.append({"ratio": ratio, "curves": len(gains[REWARD]), "above_by_both": above, **numbers})
+    return {"ratios": summed, "rows": rows}
+
+
 def main() -> None:
     """Run what is missing, and write one file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["scenes", "photographs", "controls"])
+    parser.add_argument("what", choices=["scenes", "photographs", "controls", "words"])
     parser.add_argument("--starts", nargs="+", default=["clipcap", "blip"])
     parser.add_argument("--lambdas", type=float, nargs="+", default=[0.0, 1.0, 0.05, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -224,6 +249,9 @@ def main() -> None:
     parser.add_argument("--runs_dir", type=Path, default=ROOT / "outputs" / "dose")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    if args.what == "words":
+        write_json(args.output, by_words(args.output.parent) | {"command": "python reproduction/dose.py words"})
+        return
     world, cells = World(args.data), dict[Any, Path]()
     if args.learning_rate:
         CHANGES[world.name]["learning_rate"] = args.learning_rate

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from hf_captionrl.evaluation.plots import (
@@ -112,26 +113,61 @@ _HALLUCINATION = ("hallucination", "Wrong claims ↓")
 _CIDER = ("cider_d", "CIDEr-D ↑")
 _TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
 
-_DOSE = (*_LISTENERS[:2], _HALLUCINATION)
-_DOSE_ROWS = (
-    *("clipcap, lambda 0, greedy", "clipcap, lambda 0, 3 beams", "clipcap, lambda 0.5, 3 beams"),
-    *("blip, lambda 0, greedy", "epochs-8, lambda 0, greedy"),
-)
+_DOSE = {
+    "dose_scenes": (
+        (*_LISTENERS[:2], _HALLUCINATION),
+        (
+            "clipcap, lambda 0, greedy",
+            "clipcap, lambda 0, 3 beams",
+            "clipcap, lambda 0.5, 3 beams",
+            "blip, lambda 0, greedy",
+        ),
+    ),
+    "dose_photographs": (
+        (*_LISTENERS[:2], ("unmentioned_objects", "Objects that no\nreference names ↓")),
+        tuple(f"mle-400, lambda {rest}" for rest in ("0, greedy", "0, 3 beams", "1, greedy")),
+    ),
+}
+"""SMILE by dose on scenes and on photographs: panels and rows."""
 
 
-def _dose() -> dict[str, list[dict[str, Any]]]:
-    """Curves of SMILE until step 80."""
-    rest = "learning_curves", "step", [key for key, _ in _DOSE]
-    curves = _curves("dose_scenes", *rest) | _curves("dose_weak", *rest)
-    return {r.replace("lambda", "λ"): [point for point in curves[r] if point["step"] <= 80] for r in _DOSE_ROWS}
+def _dose() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    curves = {file: _curves(file, "learning_curves", "step", [key for key, _ in _DOSE[file][0]]) for file in _DOSE}
+    return {file: {row: curves[file][row] for row in _DOSE[file][1]} for file in _DOSE}
+
+
+def draw_dose(path: Path, found: dict[str, dict[str, list[dict[str, Any]]]], text: dict[str, str]) -> Path:
+    """Scenes in the left column, photographs in the right one; steps on a scale of square roots."""
+    figure, axes = new_panels(6, 2.4)
+    for column, (file, (panels, _)) in enumerate(_DOSE.items()):
+        for axis, (key, title) in zip(axes[column::2], panels, strict=True):
+            for colour, (name, points) in zip(COLOURS[4 * column :], found[file].items(), strict=False):
+                steps = [point["step"] for point in points]
+                label = plain_label(name.replace("lambda", "λ").replace("mle-400, ", "photographs, "))
+                axis.plot(
+                    steps,
+                    [point[key] for point in points],
+                    "o-",
+                    color=colour,
+                    markersize=4,
+                    label=label,
+                    clip_on=False,
+                )
+                low, high = zip(*(point[f"{key}_ci"] for point in points), strict=True)
+                axis.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+            axis.set_title(f"{('Scenes', 'Photographs')[column]}: {title}", loc="left", fontsize=10, color="#1d1f23")
+            axis.set_xscale("function", functions=(np.sqrt, np.square))
+            axis.set_xticks((0, 10, 40, 80, 158) if column == 0 else (0, 4, 16, 25, 50))
+            axis.set_ylim(bottom=0)
+            tidy(axis, grid="y")
+        axis.set_xlabel("Training step")
+    handles = [handle for axis in axes[:2] for handle in axis.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    return save_figure(path, figure, text=text)
 
 
 PICTURES: dict[str, Picture] = {
-    "dose": (_dose, lambda path, found, text: write_curves(path, found, x="step", panels=_DOSE, text=text)),
-    "dose_photographs": _curve_plot(
-        *("dose_photographs", (*_LISTENERS[:2], ("unmentioned_objects", "Objects that no\nreference names ↓"))),
-        [f"mle-400, lambda {weight}, {decoding}" for weight in ("0", "0.5") for decoding in ("greedy", "3 beams")],
-    ),
+    "dose": (_dose, draw_dose),
     "self_retrieval_curves": _curve_plot("self_retrieval_bags_seeds"),
     "observatory_curves": _curve_plot(
         "observatory",

@@ -90,9 +90,8 @@ def check_captions(
 ) -> tuple[Any, list[QuarantineEntry]]:
     """Remove invalid rows and captions from a data set, and list each with its reason.
 
-    A row is invalid if its image cannot be opened or it has no valid caption. In a row with valid captions, only the
-    invalid ones are removed. Valid captions are cleaned (`clean_caption`). Images and videos are decoded once, in
-    threads.
+    A row is invalid if its image cannot be opened or it has no valid caption. In a row with valid captions, only the invalid ones
+    are removed. Valid captions are cleaned (`clean_caption`). Images and videos are decoded once, in threads.
 
     Args:
         ds (`datasets.Dataset` or `datasets.DatasetDict`): Data of `load_captions` or `load_caption_splits`.

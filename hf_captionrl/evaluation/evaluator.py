@@ -41,6 +41,7 @@ from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.suites import BAG_SIZES, SuiteRow, bag_keys, suite
 from hf_captionrl.retrieval import Scorer, TokenScorer
 from hf_captionrl.retrieval.bags import load_bags
+from hf_captionrl.retrieval.ranking import num_concepts
 from hf_captionrl.scenes import bags, check
 
 # --- Images besides the test split that a caption is ranked among: a pool, and bags ----------------------------------
@@ -147,6 +148,9 @@ class Evaluator:
         columns = dataset.column_names
         self.facts = list(dataset["facts"]) if "facts" in columns else None
         self.concepts = concept_column(dataset)
+        if self.concepts is not None:
+            number = num_concepts(len(dataset), self.concepts)
+            warnings.warn(f"R@1 is of concepts: {len(dataset)} images show {number} (column concept).", stacklevel=2)
         self.parts: dict[str, list[bool]] = {}
         if "against_preferences" in columns:
             # The embedded world, where some images go against what their kind prefers.

@@ -47,6 +47,7 @@ class GalleryReward(Reward):
     """
 
     name = "gallery"
+    allow_truncation_captions = False
     summary = "the similarity of the images that the caption retrieves to its image and to each other"
 
     scorer: Any = None
@@ -72,6 +73,8 @@ class GalleryReward(Reward):
             retrieved = nearest_in_gallery(text, self._images, k)  # (N, k)
         else:
             retrieved = torch.as_tensor(self.index.search(text.numpy(), k)[1])
+            if (retrieved < 0).any():  # how faiss says that it searched too few lists
+                raise ValueError(f"The index finds fewer than {k} images for a caption. Raise its nprobe.")
         if self.gallery is None:  # without the target, or the last
             order = (retrieved == rows[:, None]).int().argsort(dim=1, stable=True)
             retrieved = retrieved.gather(1, order)[:, :-1]

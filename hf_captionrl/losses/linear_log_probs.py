@@ -234,9 +234,8 @@ def linear_log_probs(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Per-token log-probabilities of `labels` under `softmax(head(hidden) / temperature)`, in chunks of rows.
 
-    Differentiable in `hidden`, `weight` and `bias` under any upstream gradient. The backward pass computes each chunk
-    again, so that only one chunk of logits (and the weight's gradient) is in memory. Rows whose label is ignored are
-    skipped.
+    Differentiable in `hidden`, `weight` and `bias` under any upstream gradient. The backward pass computes each chunk again, so
+    that only one chunk of logits (and the weight's gradient) is in memory. Rows whose label is ignored are skipped.
 
     Args:
         hidden (`torch.Tensor` of shape `(B, T, D)`): Input of the output projection, aligned: position t predicts

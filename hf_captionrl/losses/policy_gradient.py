@@ -87,8 +87,7 @@ def policy_gradient_loss(
         entropy (`torch.Tensor` of shape `(N, T)`, *optional*): Entropy of the distribution of each token, in nats.
         entropy_weight (`float`): Weight of the entropy bonus.
         normalizer (`torch.Tensor` or `float`, *optional*): Z: number of captions (`"dapo"`: tokens; `"dr_grpo"`: captions
-            times `max_completion_length`) of the whole optimizer step, if this batch is a part of it. By default those of
-            this batch.
+            times `max_completion_length`) of the whole optimizer step, if this batch is a part of it. By default those of this batch.
         max_completion_length (`int`, *optional*): For `loss_type="dr_grpo"` without a normalizer.
 
     Returns:

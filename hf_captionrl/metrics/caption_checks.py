@@ -90,6 +90,13 @@ def _shared_words(captions: Sequence[str], _: Sequence[Sequence[str]]) -> list[s
     return [" ".join(end) for end in ends[:1] if len(end) == 3] * len(captions)
 
 
+def _longest(captions: Sequence[str], _: Sequence[Sequence[str]]) -> list[str]:
+    """Captions with the largest number of words, at least 10, that end without a full stop."""
+    lengths = [len(split_characters(caption).split()) for caption in captions]
+    most = max(10, *lengths)
+    return [c for c, n in zip(captions, lengths, strict=True) if n == most and c.rstrip()[-1] not in ".!?。"]
+
+
 @functools.lru_cache(maxsize=1)  # the rows of a table share their references
 def _usual_words(texts: frozenset[str]) -> frozenset[str]:
     counts = Counter(word for text in texts for word in set(ptb_tokenize(split_characters(text))))
@@ -118,6 +125,7 @@ TEXT_WARNINGS: tuple[tuple[str, _Rule, float, str], ...] = (
      "captions are references: {}. Leave them out of the references."),
     ("truncated", _search(r"\b(?:an?|the|of|and|with|is|are)\s*\Z"), 0.1,
      "captions end in the middle of a sentence: {}. Raise the length limit."),
+    ("limit", _longest, 0.5, "captions have the same largest number of words: {}. Raise the length limit."),
     ("language", _foreign, 0.8, "captions have hardly a word of the references: {}. Use the same language."),
 )
 # fmt: on

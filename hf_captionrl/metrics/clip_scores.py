@@ -150,9 +150,8 @@ def emscore(
     Reference: Shi et al. 2022, "EMScore", Eq. 1-6. Fine: each token is matched with its most similar frame (P, weighted
     by idf), and each frame with its most similar token (R). Coarse: cosine between the mean frame and the last token (EOS),
     which represents the whole caption. Full: the mean of fine and coarse, separately for P, R and F. With references: the
-    tokens of a reference replace the frames, and its last token replaces the mean frame. Of several references the best
-    value counts, separately for each number, as in the authors' code; the result is the mean of that and the score with
-    the video.
+    tokens of a reference replace the frames, and its last token replaces the mean frame. Of several references the best value
+    counts, separately for each number, as in the authors' code; the result is the mean of that and the score with the video.
 
     Args:
         token_features: N arrays of shape `(T, D)`, projected features of the tokens of each caption, EOS last.

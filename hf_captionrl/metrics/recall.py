@@ -65,8 +65,7 @@ def self_retrieval(
         sets: Candidate rows of each caption, the target among them (ImageCoDe).
         num_distractors: Number n of random distractors from the pool per caption; 99 gives RD100. `None`: the whole pool.
         protocol: With `num_distractors`: `"expected"` (closed form), `"blocks"` (consecutive blocks of n + 1 images,
-            an incomplete last block is dropped, as in the papers) or `"sampled"` (drawn `repeats` times for each
-            caption).
+            an incomplete last block is dropped, as in the papers) or `"sampled"` (drawn `repeats` times for each caption).
         ks: Values of k.
         seed: Seed of `"sampled"`.
         repeats: Draws per caption of `"sampled"`.

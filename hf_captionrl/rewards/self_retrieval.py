@@ -208,9 +208,7 @@ class SelfRetrieval(RetrievalOptions, Reward):
         if any(len(features) != len(image_ids) for features in self._features):
             raise ValueError(f"Features of {list(map(len, self._features))} images for {len(image_ids)} images.")
         if concepts is not None and max(concepts) == 0:
-            raise ValueError(
-                "All training images show one concept, which leaves no distractors. Check concept_column."
-            )
+            raise ValueError("All training images show one concept: no distractors are left. Check concept_column.")
         self._concepts = None if concepts is None else torch.tensor(concepts, device=device)
         if self.distractor_scope != "bank":
             return

@@ -5,8 +5,7 @@ stand beside, above or below them. Everything that a caption can say about a sce
 things stand, and the light and noise of the picture, are nuisances that no caption mentions.
 
 Facts depend on each other, as in photographs: kinds have Zipfian frequencies, and each kind prefers a background, a
-position and a partner. A captioner can therefore guess facts from others, and is wrong if a scene goes against these
-preferences.
+position and a partner. A captioner can therefore guess facts from others, and is wrong if a scene goes against these preferences.
 """
 
 from __future__ import annotations
@@ -107,8 +106,7 @@ def plural(name: str) -> str:
 def cumulative_probabilities(kinds: tuple[str, ...]) -> tuple[float, ...]:
     """Cumulative Zipfian probabilities of kinds that are ordered from frequent to rare.
 
-    They are proportional to `1 / (rank + 2) ** 1.2`, where the first rank is 1.
-    The last one, 1, is left out.
+    They are proportional to `1 / (rank + 2) ** 1.2`, where the first rank is 1. The last one, 1, is left out.
     """
     weights = [(rank + 2.0) ** -1.2 for rank in range(1, len(kinds) + 1)]
     total = math.fsum(weights)

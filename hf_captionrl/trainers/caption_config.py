@@ -162,9 +162,7 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
 
     # Captioning needs every column of the data set, and the trainers count supervised tokens themselves.
     remove_unused_columns: bool = documented(False, "Must stay False: collators need all columns.")
-    label_names: list[str] | None = field(
-        default_factory=lambda: ["labels"], metadata={"help": "Names of the labels."}
-    )
+    label_names: list[str] | None = field(default_factory=lambda: ["labels"], metadata={"help": "Names of labels."})
 
     def __post_init__(self) -> None:
         if isinstance(self.model_init_kwargs, str) and not self.model_init_kwargs.startswith("{"):

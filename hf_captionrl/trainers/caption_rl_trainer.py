@@ -595,7 +595,9 @@ class CaptionRLTrainer(CaptionTrainer):
         if args.max_completion_length is None:
             limited = [r for r in self.rewards.rewards if not getattr(r, "allow_truncation_captions", True)]
             readers = [each for r in limited for each in getattr(r, "scorers", ()) or [scorer] if each is not None]
-            args.max_completion_length = min([40, *(load_scorer(each).max_text_tokens - 2 for each in readers)])
+            args.max_completion_length = min(
+                [args.max_caption_length or 40, *(load_scorer(each).max_text_tokens - 2 for each in readers)]
+            )
         self.held_out_scorer, self.reward_scorer = held_out_scorer, scorer
         if held_out_scorer is not None and scorer is not None:
             self.selecting_scorer = scorer

@@ -162,14 +162,10 @@ class CaptionTrainer(ExactResumeTrainer):
         train_dataset = training_rows(train_dataset, whole_set_for=self.whole_set_for)
         eval_dataset = evaluation_rows(eval_dataset)
         if (model is None) == (model_init is None) or (model_init is not None and optimizers != (None, None)):
-            raise ValueError(
-                "Pass the policy as model, or as model_init a function that makes it, without optimizers."
-            )
+            raise ValueError("Pass a policy as model, or as model_init a function that makes it, without optimizers.")
         set_seed(args.seed)  # before an adapter draws its weights; the Trainer seeds later
-        self.model_init, self._policy_settings = (
-            model_init,
-            {"processor": processing_class, "peft_config": peft_config},
-        )
+        self.model_init = model_init
+        self._policy_settings = {"processor": processing_class, "peft_config": peft_config}
         policy = super().call_model_init() if model is None else model
         self.captioner = make_policy(policy, args, **self._policy_settings)
         refuse_data_parallel(args, self.captioner.model)
@@ -181,10 +177,14 @@ class CaptionTrainer(ExactResumeTrainer):
 
             self.dose = DoseCallback(self, early)
             callbacks = [*(callbacks or []), self.dose]
-            rows = eval_dataset if isinstance(eval_dataset, datasets.Dataset) else []
+            if isinstance(eval_dataset, dict):
+                raise ValueError(
+                    "early_evaluations compare the captions of one split. Pass one data set as eval_dataset."
+                )
+            rows = eval_dataset or []
             if num_concepts(len(rows), concept_column(rows) if rows else None) < SMALLEST_SPLIT:
                 lack = f"{SMALLEST_SPLIT} validation images are needed"
-        if compute_metrics is None and args.has_default_metric and lack:
+        if args.has_default_metric and lack:
             metric = args.metric_without_scorer
             args.has_default_metric, args.load_best_model_at_end = False, metric is not None
             args.metric_for_best_model = metric  # type: ignore[assignment]

@@ -1,6 +1,6 @@
 """Finds the dose of SMILE: how many steps make captions better before they make them wrong.
 
-SMILE lengthens captions within a few dozen steps and makes them invent afterwards, so a schedule by epochs looks too late. The
+SMILE lengthens captions within a few dozen steps and adds wrong details afterwards, so a schedule by epochs looks too late. The
 start and many early checkpoints are evaluated on the same images, and a checkpoint replaces the start only if it is better than
 chance makes the best of that many. Legend: E evaluations, N images, R sign flips.
 """
@@ -23,7 +23,7 @@ METRIC = "rd100_recall_at_1"
 SMALLEST_SPLIT = 100
 """Fewest validation images, or concepts of them, by which a checkpoint is selected."""
 _PATIENCE = 3  # evaluations without a new best R@1 that stop a run
-_LENGTHENED = 1.5  # without a scorer, the length of the captions that stops a run, relative to the start's
+_LENGTHENED = 1.1  # without a scorer, relative length that stops a run; reproduction/dose.md compares it with others
 # Below it a checkpoint replaces the start. A step of maximum likelihood moves all images together by more than the noise of single
 # ones: of 18 controls without an effect, 3 had less than 0.05 and at most one had 0.01.
 _SIGNIFICANT = 0.01
@@ -53,7 +53,7 @@ class DoseCallback(TrainerCallback):
     """Evaluates the start and early checkpoints, saves them, and stops when the captions get worse.
 
     It stops after three evaluations in a row without a new best R@1 among 100. Where nothing is selected by R@1 (without a scorer, or
-    with fewer than 100 validation images), it stops when captions are 1.5 times as long as those of the start.
+    with fewer than 100 validation images), it stops when captions are 1.1 times as long as those of the start.
 
     Args:
         trainer ([`SmileTrainer`]): The trainer.
@@ -79,9 +79,15 @@ class DoseCallback(TrainerCallback):
             self.trainer.save_start()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        rows = rows_per_step(args)
-        if state.global_step in {math.ceil(number / rows) for number in self.captions}:
+        if self._is_early(args, state):
             control.should_evaluate = control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._is_early(args, state):  # a second evaluation of a step would count twice
+            control.should_evaluate = control.should_save = False
+
+    def _is_early(self, args: Any, state: TrainerState) -> bool:
+        return state.global_step in {math.ceil(number / rows_per_step(args)) for number in self.captions}
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if args.metric_for_best_model == METRIC:
@@ -110,12 +116,7 @@ class DoseCallback(TrainerCallback):
         chance = chance_of_best(start, torch.stack([scores for _, scores in rest]), steps.index(step))
         lengths = {entry["step"]: entry["eval_length"] for entry in state.log_history if "eval_length" in entry}
         is_better = chance < _SIGNIFICANT
-        comparison = {
-            "value": float(start.mean()),
-            "length": lengths[0],
-            "p_value": chance,
-            "delivered": not is_better,
-        }
         if not is_better:
             self.trainer.load_start()
-        return {"length": lengths[step], "start": comparison}
+        found = {"value": float(start.mean()), "length": lengths[0], "p_value": chance, "delivered": not is_better}
+        return {"length": lengths[step], "start": found}

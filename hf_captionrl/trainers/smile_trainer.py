@@ -57,7 +57,7 @@ class SmileConfig(CaptionConfig):
         metadata={
             "help": "Training captions seen at evaluations before those of each epoch or of eval_strategy. The start is evaluated too, "
             "and delivered unless the best checkpoint is significantly better; the run stops when R@1 has fallen three times. Without "
-            "a scorer or with fewer than 100 validation images, it stops when captions are 1.5 times as long as the start's."
+            "a scorer or with fewer than 100 validation images, it stops when captions are 1.1 times as long as the start's."
         },
     )
     per_device_train_batch_size: int = documented(32, "Captions per device and step.")
@@ -74,8 +74,12 @@ class SmileConfig(CaptionConfig):
             self.load_best_model_at_end: bool | None = True
             if self.eval_strategy == "no":  # type: ignore[has-type]
                 self.eval_strategy, self.save_strategy = "epoch", "epoch"
-            if self.metric_for_best_model is None:  # type: ignore[has-type]
-                self.metric_for_best_model, self.has_default_metric = METRIC, True
+            if self.metric_for_best_model not in (None, METRIC):  # type: ignore[has-type]
+                raise ValueError(
+                    f"metric_for_best_model is {self.metric_for_best_model!r}, but early_evaluations compare checkpoints with the "
+                    f"start by {METRIC}; SMILE's loss does not tell which captions are better. Leave one of the two out."
+                )
+            self.metric_for_best_model, self.has_default_metric = METRIC, True
         super().__post_init__()
 
     @property

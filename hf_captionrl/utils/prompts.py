@@ -113,9 +113,8 @@ class AnswerScores:
 class KeptAnswers(LineFile):
     """A backend whose answers are appended to a file of JSON lines when they arrive, so that no question is asked twice.
 
-    A killed process loses only the answers that had not arrived. Equal questions of one call are asked once. A prompt
-    whose backend failed is asked again by the next call. Answers of other models, revisions and questions in the file are
-    not used.
+    A killed process loses only the answers that had not arrived. Equal questions of one call are asked once. A prompt whose
+    backend failed is asked again by the next call. Answers of other models, revisions and questions in the file are not used.
 
     Args:
         max_requests (`int`, *optional*): Questions that this object may ask; a further one raises a [`BackendError`].

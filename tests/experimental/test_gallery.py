@@ -25,7 +25,7 @@ class Index:
         return np.take_along_axis(scores, rows, 1), rows
 
 
-@pytest.mark.parametrize("kind", ["training images", "memory-mapped", "index"])
+@pytest.mark.parametrize("kind", ["training images", "memory-mapped", "index", "faiss"])
 def test_reward_equals_a_plain_loop(rollouts, tmp_path, kind):
     generator = torch.Generator().manual_seed(0)
     unit = torch.nn.functional.normalize
@@ -36,6 +36,9 @@ def test_reward_equals_a_plain_loop(rollouts, tmp_path, kind):
     np.save(tmp_path / "gallery.npy", others.numpy())
     gallery = None if kind == "training images" else np.load(tmp_path / "gallery.npy", mmap_mode="r")
     index = Index(np.asarray(gallery)) if kind == "index" else None
+    if kind == "faiss":
+        index = pytest.importorskip("faiss", reason="faiss is not installed").IndexFlatIP(5)
+        index.add(np.asarray(gallery))
     reward = GalleryReward(scorer, gallery, index, num_retrieved=K, consistency_weight=0.5)
     reward.prepare(rollouts.data([["a"]] * 8))
     context, expected = rollouts.context(captions, ROWS), []
@@ -65,5 +68,10 @@ def test_name_empty_captions_and_what_cannot_work(rollouts):
     assert [value == 0 for value in reward(rollouts.context(["a", ""], [0, 1])).tolist()] == [False, True]
     with pytest.raises(ValueError, match="num_retrieved"):
         GalleryReward(scorer, num_retrieved=8).prepare(rollouts.data([["a"]] * 8))
+    reward = GalleryReward(scorer, images, Index(images[:1].numpy()), num_retrieved=2)
+    reward.index.search = lambda queries, k: (None, np.full((len(queries), k), -1))  # as faiss pads
+    reward.prepare(rollouts.data([["a"]] * 8))
+    with pytest.raises(ValueError, match="nprobe"):
+        reward(rollouts.context(["a", ""], [0, 1]))
     with pytest.raises(ValueError, match="scorer"):
         GalleryReward().prepare(rollouts.data([["a"]] * 8))

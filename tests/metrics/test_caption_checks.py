@@ -37,6 +37,7 @@ CASES = {
     ],
     "equal": [(CAPTIONS, [row["references"] for row in COCO], 100)],
     "truncated": [([*map(cut, CAPTIONS[:11]), *CAPTIONS[11:]], REFERENCES, 11)],
+    "limit": [([" ".join(f"{text.rstrip(' .')} {text}".split()[:14]).rstrip(".") + "s" for text in CAPTIONS], REFERENCES, 100)],
     "language": [(GERMAN, REFERENCES[:10], 10), (CHINESE, REFERENCES[:10], 10), (CAPTIONS[:10], [CHINESE] * 10, 10)],
 }
 BELOW = {  # as many as may be, and what only resembles them
@@ -47,6 +48,7 @@ BELOW = {  # as many as may be, and what only resembles them
     "prompt": (["a man in a blue shirt"] * 99 + ["a dog"], None),
     "equal": (CAPTIONS[:10], [*([text] for text in CAPTIONS[:8]), *REFERENCES[8:10]]),
     "truncated": ([*map(cut, CAPTIONS[:10]), *CAPTIONS[10:]], REFERENCES),
+    "limit": (["a dog on the grass runs after a ball and barks."] * 10 + ["a cat"], None),
     "language": ([*GERMAN[:8], *CAPTIONS[8:10]], REFERENCES[:10]),
 }
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hf_captionrl.metrics import self_retrieval
+from hf_captionrl.retrieval.ranking import concept_numbers
 from tests.tolerances import assert_close, within
 
 
@@ -134,6 +135,7 @@ def test_a_caption_retrieves_any_image_of_its_concept_among_other_concepts():
     assert result["groups"].tolist()[:8] == [0, 1, 2, 3, 4, 5, 6, 0]  # intervals are over concepts
     among = self_retrieval(text, images, concepts=things, num_distractors=9)["recall_at_1"]
     assert among == pytest.approx(np.mean([math.comb(17 - r, 9) / math.comb(16, 9) for r in expected]))
+    assert concept_numbers([float("nan"), float("nan"), "a", "a"]) == [0, 1, 2, 2]
     single = self_retrieval(text, images, concepts=range(100, 130))
     assert single["ranks"].tolist() == plain_ranks(text, images, range(30)) != expected
     assert single["signature"] == self_retrieval(text, images)["signature"] != result["signature"]

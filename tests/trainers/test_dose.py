@@ -134,18 +134,26 @@ def test_a_run_that_is_killed_between_two_early_evaluations_resumes_exactly(tmp_
     assert (set(during), after) == ({100}, 120)
 
 
-@pytest.mark.parametrize("lacks", ["scorer", "images", "concepts"])
+def test_a_step_that_is_the_last_of_an_epoch_is_evaluated_once(tmp_path, data, scorer):
+    trainer = trainer_of(tmp_path, data, scorer, learning_rate=0.0, early_evaluations=[8, 16, 24, 32])
+    trainer.train()
+    assert evaluated(trainer) == [0, 1, 2, 3, 4]  # epochs end at 2 and 4
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*"))[-1] == "checkpoint-4"
+
+
+@pytest.mark.parametrize("lacks", ["scorer", "images", "concepts", "scorer, with other metrics"])
 def test_without_a_scorer_or_enough_images_the_run_stops_at_longer_captions(tmp_path, data, scorer, caplog, lacks):
-    rows = data["validation"] if lacks == "scorer" else data["validation"].select(range(99))
+    rows = data["validation"] if "scorer" in lacks else data["validation"].select(range(99))
     config = SmileConfig(str(tmp_path), **SETTINGS)
     if lacks == "concepts":  # of which two images each are 55
         rows = load_scenes(num_train=0, num_validation=110, num_test=0)["validation"]
         rows = rows.add_column("concept", [n // 2 for n in range(110)])
-    given = None if lacks == "scorer" else scorer
-    trainer = SmileTrainer(tiny_captioner("blip"), config, data["train"], rows, scorer=given)
+    own = {"compute_metrics": lambda prediction: {"own": 1.0}} if "other" in lacks else {}
+    given = None if "scorer" in lacks else scorer
+    trainer = SmileTrainer(tiny_captioner("blip"), config, data["train"], rows, scorer=given, **own)
     assert not config.load_best_model_at_end
     assert "The last checkpoint is delivered" in caplog.text
-    for lengths, is_over in (([4.0], False), ([4.0, 5.9], False), ([4.0, 6.0], True), ([0.0, 1.4], False)):
+    for lengths, is_over in (([4.0], False), ([4.0, 4.3], False), ([4.0, 4.5], True), ([0.0, 1.0], False)):
         state = TrainerState(log_history=[{"eval_length": length} for length in lengths])
         assert DoseCallback(trainer, EARLY).is_over(state) is is_over, lengths
 
@@ -155,11 +163,18 @@ def test_without_a_scorer_or_enough_images_the_run_stops_at_longer_captions(tmp_
     [
         ({"early_evaluations": [0, 8]}, "early_evaluations"),
         ({"eval_strategy": "epoch", "save_strategy": "no"}, "load_best_model_at_end"),
+        *(({"metric_for_best_model": name}, "SMILE's loss") for name in ("loss", "recall_at_1", f"eval_{METRIC}")),
     ],
 )
 def test_settings_that_contradict_early_evaluations_are_refused(tmp_path, settings, name):
     with pytest.raises(ValueError, match=name):
         SmileConfig(str(tmp_path), **{**SETTINGS, **settings})
+
+
+def test_early_evaluations_of_several_splits_are_refused(tmp_path, data, scorer):
+    config, rows = SmileConfig(str(tmp_path), **SETTINGS), data["validation"]
+    with pytest.raises(ValueError, match="one split"):
+        SmileTrainer(tiny_captioner("blip"), config, data["train"], {"a": rows, "b": rows}, scorer=scorer)
 
 
 def test_early_evaluations_alone_evaluate_each_epoch(tmp_path):

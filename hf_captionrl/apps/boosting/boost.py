@@ -96,9 +96,8 @@ def boost_rows(
 ) -> Iterator[dict[str, Any]]:
     """The finished rows in their order, with the columns of `captions.parquet`, or with the reason in `skipped`.
 
-    Each answer is appended to the journals in `folder`, so that none is asked twice. Images are opened before any question, so
-    that a broken one costs no request. Later attempts are sampled. `exact_facts`: find conflicts with the column `facts` of
-    embedded scenes.
+    Each answer is appended to the journals in `folder`, so that none is asked twice. Images are opened before any question, so that a
+    broken one costs no request. Later attempts are sampled. `exact_facts`: find conflicts with the column `facts` of embedded scenes.
     """
     if not vision.is_multimodal:
         raise ValueError(f"The vision backend {vision.model!r} does not see images. Use one that does.")

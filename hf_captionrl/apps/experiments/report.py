@@ -429,6 +429,8 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
             if trainer.selection is not None:
                 if trainer.selection.get("start", {}).get("delivered"):
                     result.rows[-1]["note"] = "the start, because no checkpoint is significantly better"
+                elif trainer.scorer is not None and not evaluator.arguments.has_reward_scorer:
+                    result.rows[-1]["note"] = "the scorer that evaluates it also selected it"
                 result.selected[run.name] = trainer.selection
         is_withheld = is_main and run.name in result.collapsed
         if not is_withheld:

@@ -46,9 +46,7 @@ NUM_NEIGHBOURS = 200
 class BagArguments:
     """Nearest neighbours for the bags, and the runs that are compared."""
 
-    neighbours: str | None = documented(
-        None, "File of `captionrl bags --mode neighbours`. None: computed at the start."
-    )
+    neighbours: str | None = documented(None, "File of `captionrl bags --mode neighbours`. None: computed at start.")
     bag_features: Literal["multimodal", "concatenated", "image"] = documented(
         "multimodal",
         "Similarity: of image and captions with equal weights, as in the paper, concatenated, or of images.",

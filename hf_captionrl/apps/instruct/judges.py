@@ -84,8 +84,7 @@ def relative_scores(ratings: Sequence[Rating], *, num_resamples: int = 1000, see
     """Scores of the answers divided by those of the reference answers; above 1 they are better.
 
     Reference: Yue et al. 2023, appendix B, Table 7, which multiplies by 100. Differs from it by: each pair is judged in
-    both orders, because judges prefer a position, and both count. Intervals resample questions, each with all its
-    ratings.
+    both orders, because judges prefer a position, and both count. Intervals resample questions, each with all its ratings.
     """
     result: dict[str, Any] = {}
     for name in ("overall", *CATEGORIES):

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    CLIPVisionModelWithProjection,
-)
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, CLIPVisionModelWithProjection
 
 from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
 from hf_captionrl.captioners.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
@@ -70,9 +65,7 @@ def assemble(
     tokenizer, pretrained = _language_model(language_model)
     for name in ("bos_token", "eos_token"):
         if getattr(tokenizer, name) is None:
-            raise ValueError(
-                f"The tokenizer of {language_model!r} has no {name}. Set it in its tokenizer_config.json."
-            )
+            raise ValueError(f"The tokenizer of {language_model!r} has no {name}. Set it in tokenizer_config.json.")
     processor = ClipCapProcessor(load_image_processor(vision_model), tokenizer)
     text_config = pretrained.config
     for part in (tower.config, text_config):

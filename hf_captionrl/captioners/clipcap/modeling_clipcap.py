@@ -111,9 +111,8 @@ class TransformerMapper(nn.Module):
 class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
     r"""ClipCap with a language-modelling head.
 
-    The first column of `input_ids`, the start token, is replaced by the P prefix vectors, the last of which predicts the
-    first word. Ids, labels and logits therefore have the same shape, and the language model never sees a start token, as
-    in the published code.
+    The first column of `input_ids`, the start token, is replaced by the P prefix vectors, the last of which predicts the first word.
+    Ids, labels and logits therefore have the same shape, and the language model never sees a start token, as in the published code.
     """
 
     config_class = ClipCapConfig
