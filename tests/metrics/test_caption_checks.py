@@ -37,7 +37,13 @@ CASES = {
     ],
     "equal": [(CAPTIONS, [row["references"] for row in COCO], 100)],
     "truncated": [([*map(cut, CAPTIONS[:11]), *CAPTIONS[11:]], REFERENCES, 11)],
-    "limit": [([" ".join(f"{text.rstrip(' .')} {text}".split()[:14]).rstrip(".") + "s" for text in CAPTIONS], REFERENCES, 100)],
+    "limit": [
+        (
+            [" ".join(f"{text.rstrip(' .')} {text}".split()[:14]).rstrip(".") + "s" for text in CAPTIONS],
+            REFERENCES,
+            100,
+        )
+    ],
     "language": [(GERMAN, REFERENCES[:10], 10), (CHINESE, REFERENCES[:10], 10), (CAPTIONS[:10], [CHINESE] * 10, 10)],
 }
 BELOW = {  # as many as may be, and what only resembles them

@@ -69,7 +69,10 @@ def test_the_longest_completion_is_what_the_reward_scorer_reads(tmp_path, scenes
         args = cls(tiny_captioner("git"), args=cls.config_class(str(tmp_path), **settings), **more).args
         assert (args.max_completion_length, args.max_caption_length) == (longest, 40)
     settings["max_caption_length"] = 60  # longer captions, of which the scorer reads 38 tokens
-    for cls, more, longest in ((CaptionRLTrainer, {"reward_funcs": "cider"}, 60), (SelfRetrievalTrainer, {"scorer": scorer}, 38)):
+    for cls, more, longest in (
+        (CaptionRLTrainer, {"reward_funcs": "cider"}, 60),
+        (SelfRetrievalTrainer, {"scorer": scorer}, 38),
+    ):
         args = cls.config_class(str(tmp_path), **settings)
         trainer = cls(tiny_captioner("git"), args=args, train_dataset=scenes["train"], **more)
         assert trainer.args.max_completion_length == longest
