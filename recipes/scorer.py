@@ -20,7 +20,6 @@ Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural L
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,7 +309,8 @@ def train(arguments: tuple[Any, ...]) -> Path:
     results["configuration"] = configuration_line(arguments)
     atomic_write_text(output_dir / "model" / "README.md", card(arguments, results, description))
     path = write_json(output_dir / "results.json", results)
-    print(json.dumps(results["recall"]))
+    shown = [(k, results["recall"][str(k)]) for k in KS if k < len(pairs["test"])]
+    print(", ".join(f"R@{k} {found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" for k, found in shown))
     print(f"The scorer is in {output_dir / 'model'}.")
     return path
 

@@ -213,6 +213,24 @@ def controls(world: World) -> dict[str, Any]:
     return {"rows": [{k: value for k, value in row.items() if k not in ("samples", "captions")} for row in rows]}
 
 
+def by_other_scorers(world: World, folder: Path) -> dict[str, Any]:
+    """R@1 of the recorded greedy captions of photographs by the scorers of `world`, and its gain over the start's."""
+    rows = list[dict[str, Any]]()
+    for first in sorted(folder.glob("dose_captions/mle-400_start_seed-*.txt")):
+        start: Any = None
+        for path in (
+            first,
+            *sorted(folder.glob(f"dose_captions/mle-400_lambda-*_{first.stem.rpartition('_')[2]}.txt")),
+        ):
+            name, *captions = (line.split("\t")[0] for line in path.read_text("utf-8").splitlines())
+            numbers = world.numbers(captions, "test")
+            rows.append({"file": path.name, "name": name, **{key: numbers[key] for key in world.scorers}})
+            start = start or numbers["samples"]
+            for key in () if path == first else world.scorers:
+                rows[-1][f"{key}_gain"] = paired_test(numbers["samples"][key], start[key])
+    return {"rows": rows}
+
+
 def by_words(folder: Path) -> dict[str, Any]:
     """Where captions `ratio` times as long as the start's stop pure SMILE, and its R@1 there minus the start's, over recorded curves."""
     rows = list[dict[str, Any]]()
@@ -240,7 +258,7 @@ def by_words(folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Run what is missing, and write one file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["scenes", "photographs", "controls", "words"])
+    parser.add_argument("what", choices=["scenes", "photographs", "controls", "scorers", "words"])
     parser.add_argument("--starts", nargs="+", default=["clipcap", "blip"])
     parser.add_argument("--lambdas", type=float, nargs="+", default=[0.0, 1.0, 0.05, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -255,14 +273,17 @@ def main() -> None:
     world, cells = World(args.data), dict[Any, Path]()
     if args.learning_rate:
         CHANGES[world.name]["learning_rate"] = args.learning_rate
-    starts = args.starts * (args.what != "controls")
+    starts = args.starts * (args.what in ("scenes", "photographs"))
     for seed, start, weight in itertools.product(args.seeds, starts, (None, *args.lambdas)):
         name = "start" if weight is None else f"lambda-{weight:g}"
         path = cells[start, weight, seed] = args.runs_dir / args.what / start / name / f"seed-{seed}.json"
         if not path.exists():
             write_json(path, world.run(start, weight, seed, args.runs_dir))
     if args.output:
-        record = summary(cells, args.seeds, world.name, args.output.parent) if cells else controls(world)
+        if cells:
+            record = summary(cells, args.seeds, world.name, args.output.parent)
+        else:
+            record = by_other_scorers(world, args.output.parent) if args.what == "scorers" else controls(world)
         words = re.sub(r" --(runs_dir|output) \S+", "", " ".join(sys.argv[1:])).replace(str(args.data), "DATA")
         record |= {"command": f"python reproduction/dose.py {words}", "versions": installed_versions()}
         write_json(args.output, record | {"hardware": hardware(), "world": world_version()})

@@ -174,7 +174,11 @@ def _captioned_images(
     ids = measured_images(files, references)
     if references is not None and len(references.captions) > len(ids):
         text = f"the other {len(references.captions) - len(ids):,} of the {len(references.captions):,} images of"
-        say(folded(f"captionrl evaluate: {len(ids)} images have captions; {text} {references.path} are left out."))
+        say(
+            folded(
+                f"captionrl evaluate: of {counted(len(ids), 'image')} there are captions; {text} {references.path} are left out."
+            )
+        )
     shown = ids[: arguments.max_images]
     captions = [[] if references is None else references.captions[i] for i in shown]
     kinds = datasets.Features({"image_id": datasets.Value("string"), "captions": CAPTIONS})

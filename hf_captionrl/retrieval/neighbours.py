@@ -82,9 +82,7 @@ def rank_rows(
     """[`nearest_neighbours`] of rows from [`normalised`], on their device."""
     count, most = len(unit), num_concepts(len(unit), concepts) - 1
     if not 1 <= k <= most:
-        raise ValueError(
-            f"k is {k}, but an image has between 1 and {most} neighbours, one per other image or concept."
-        )
+        raise ValueError(f"k is {k}, but an image has 1 to {most} neighbours, one per other image or concept.")
     of_image = None if concepts is None else torch.tensor(concepts, device=unit.device)
     block_size = block_size or default_block_size(count)
     queries = torch.arange(count) if rows is None else torch.as_tensor(rows, dtype=torch.long)

@@ -357,9 +357,7 @@ class CompletionReward(Reward):
         called = function.forward if isinstance(function, torch.nn.Module) else function
         parameters = inspect.signature(called).parameters.values()
         if any(p.kind == p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
-            raise TypeError(
-                f"{self.name!r} takes parameters by position only, and TRL's are keywords. Remove the '/'."
-            )
+            raise TypeError(f"{self.name!r} takes parameters by position only; TRL's are keywords. Remove the '/'.")
         keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
         self._names = None if takes_all else {p.name for p in keywords}

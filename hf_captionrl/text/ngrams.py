@@ -220,9 +220,7 @@ def check_references(batch: TokenBatch, candidates: Tensor, references: Tensor) 
     sizes = torch.bincount(references, minlength=int(candidates.max()) + 1)
     if len(missing := torch.nonzero(sizes[candidates] == 0).flatten()):
         image = int(candidates[missing[0]])
-        raise ValueError(
-            f"Image {image} of candidate {int(missing[0])} has no reference. Pass at least one per image."
-        )
+        raise ValueError(f"Image {image} of candidate {int(missing[0])} has no reference. Pass one or more per image.")
     if not _is_sorted(references):
         raise ValueError("The images of the references are not sorted. Sort the references by image.")
 

@@ -564,7 +564,8 @@ class CaptionTrainer(ExactResumeTrainer):
             images = self.scorer_image_features(scorer, dataset)
             pool = caption_metrics.self_retrieval(text, images, concepts=concepts)
             ranks = pool["ranks"]  # the last ones are those of the trainer's scorer
-            metrics |= {prefix + k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
+            keys = ("recall_at_1", *["recall_at_5"] * (pool["pool_size"] > 5))
+            metrics |= {prefix + k: float(pool[k]) for k in keys}
             if pool["pool_size"] >= 100:
                 random = caption_metrics.self_retrieval(text, images, num_distractors=99, concepts=concepts)
                 metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])

@@ -364,9 +364,9 @@ class ExactResumeArguments:
             self.bf16 = False  # TRL's default is True, which transformers refuses without such a GPU
         if getattr(self, "bf16", False) and not torch.accelerator.is_available():
             self.use_cpu = True  # transformers asks for it, though there is no other device
-        if is_trl:  # trl and peft still use a name that transformers renamed; users cannot change that
-            renamed = r"`\w*gradient_checkpointing\w*` is deprecated"
-            warnings.filterwarnings("ignore", message=renamed, category=FutureWarning)
+        # trl, peft and those who run older releases use a name that transformers renamed.
+        renamed = r"`\w*gradient_checkpointing\w*` is deprecated"
+        warnings.filterwarnings("ignore", message=renamed, category=FutureWarning)
         super().__post_init__()  # type: ignore[misc]
         _refuse_foreign_code(self)
         if not torch.accelerator.is_available():

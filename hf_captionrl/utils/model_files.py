@@ -299,9 +299,7 @@ def check_width(config: Any, name: str) -> None:
         # EfficientNet, ResNet
         width = getattr(config, "hidden_dim", None) or (getattr(config, "hidden_sizes", None) or [None])[-1]
         if not isinstance(width, int):
-            raise ValueError(
-                f"{name!r} ({config.model_type}) does not say its width (hidden_size). Use another model."
-            )
+            raise ValueError(f"{name!r} ({config.model_type}) does not say its hidden_size. Use another model.")
         config.hidden_size = width
 
 

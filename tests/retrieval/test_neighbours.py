@@ -51,7 +51,7 @@ def test_neighbours_are_the_nearest_image_of_each_other_concept():
         first = {concepts[j]: j for j, _ in reversed(row) if concepts[j] != concepts[i]}
         expected.append([j for j, _ in row if first.get(concepts[j]) == j][:12])
     assert indices.tolist() == expected != nearest_neighbours(features, 12)[0].tolist()
-    with pytest.raises(ValueError, match="between 1 and 19"):
+    with pytest.raises(ValueError, match="1 to 19"):
         nearest_neighbours(features, 20, concepts=concepts)
 
 

@@ -52,7 +52,7 @@ def self_retrieval(folder, data, scorer, held_out_scorer, parts):
 
 def sle(folder, data, scorer, held_out_scorer, parts):
     given = {"eval_dataset": data["validation"], "held_out_scorer": held_out_scorer}
-    return build_sle(folder, data["train"], trainer_arguments=given, **REWARDED)
+    return build_sle(folder, data["train"], trainer_arguments=given, **REWARDED, num_iterations=2)
 
 
 def smile_text(folder, data, scorer, held_out_scorer, parts):
@@ -60,7 +60,7 @@ def smile_text(folder, data, scorer, held_out_scorer, parts):
 
 
 def self_retrieval_grpo(folder, data, scorer, held_out_scorer, parts):
-    return make_trainer(str(folder), per_device_train_batch_size=8, **TWO_STEPS)
+    return make_trainer(str(folder), per_device_train_batch_size=8, beta=0.1, **TWO_STEPS)
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,7 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
         help="dual encoder that compares captions and images, or 'none' to collect captions (default: scenes:siglip-held-out for "
         "embedded captioners, none with --sidecars without --model, else openai/clip-vit-base-patch32)",
     )
-    captions: Path | None = option(
-        None, metavar="FILE", help="existing captions (default: of the data, and text files)"
-    )
+    captions: Path | None = option(None, metavar="FILE", help="existing captions (default: of data and text files)")
     output: list[Path] = option(
         [Path("album.csv")], metavar="FILE", help=".csv, .jsonl or a page in .html; several allowed"
     )

@@ -47,7 +47,5 @@ class ConvertOptions(CommandOptions):
         None, group="ClipCap", metavar="MODEL", help="language model (default: openai-community/gpt2)"
     )
     normalize_image_embeds: bool = option(False, group="ClipCap", help="the model was trained with --normalize_prefix")
-    num_mapper_heads: Positive | None = option(
-        None, group="ClipCap", metavar="N", help="heads of a transformer mapper"
-    )
+    num_mapper_heads: Positive | None = option(None, group="ClipCap", metavar="N", help="heads of transformer mappers")
     stop_at_period: bool = option(True, group="ClipCap", help="captions end at a full stop")

@@ -21,7 +21,7 @@ from typing import Any
 import datasets
 from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from hf_captionrl.apps.experiments.arguments import (
     MODEL_OPTIONS,
@@ -255,14 +255,19 @@ def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
     return alone
 
 
-class _Progress(ProgressCallback):
-    """Logs in lines of the terminal's width, without the speed of each evaluation, which the bar shows."""
+class _Printer(PrinterCallback):
+    """Logs in lines of the terminal's width, without the speed of each evaluation."""
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.training_bar is not None:
+        bar = getattr(self, "training_bar", None)  # without a bar, the main process alone prints
+        if bar is not None or (args.disable_tqdm and state.is_local_process_zero):
             numbers = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in logs.items()}
             texts = [f"{k}={v}" for k, v in numbers.items() if not k.endswith(("_runtime", "_per_second", "_flos"))]
-            self.training_bar.write(folded(f"step {state.global_step}: {', '.join(texts)}"))
+            (print if bar is None else bar.write)(folded(f"step {state.global_step}: {', '.join(texts)}"))
+
+
+class _Progress(_Printer, ProgressCallback):
+    """The same beside a progress bar."""
 
 
 def train_or_resume(trainer: ExactResumeTrainer) -> None:
@@ -283,8 +288,9 @@ def train_or_resume(trainer: ExactResumeTrainer) -> None:
         text = f"{last}: not trained again." if is_over else f"Resuming from step {state.global_step:,}, {last}."
         anew = f"Starting anew: the checkpoints in {folder} are moved aside when the first one is saved."
         print(folded(f"{text} --overwrite_output_dir starts anew." if resumes else anew), flush=True)
-    if not args.disable_tqdm and trainer.pop_callback(ProgressCallback):  # none in a notebook
-        trainer.add_callback(_Progress())
+    for theirs, ours in ((ProgressCallback, _Progress), (PrinterCallback, _Printer)):  # neither in a notebook
+        if trainer.pop_callback(theirs):
+            trainer.add_callback(ours())
     trainer.train(resume_from_checkpoint=last if resumes else None)
 
 

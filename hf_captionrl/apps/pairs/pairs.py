@@ -22,7 +22,7 @@ from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.evaluation.reward_scores import reward_scores
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards.base import resolve_rewards
-from hf_captionrl.utils.io import atomic_file, refuse_other_file
+from hf_captionrl.utils.io import atomic_file, counted, refuse_other_file
 from hf_captionrl.utils.model_files import model_path
 
 _MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
@@ -107,5 +107,5 @@ def write_pairs(options: PairsOptions) -> None:
     with atomic_file(options.output) as file:
         datasets.Dataset.from_list(pairs, features=_FEATURES).to_parquet(file)
     numbers = {"images": len(pooled), "images_with_several": len(rows), "written": len(pairs)}
-    text = f"{options.output}: {len(pairs):,} pairs of {len(rows):,} images with several captions, of {len(pooled):,}."
+    text = f"{options.output}: {counted(len(pairs), 'pair')} of {counted(len(rows), 'image')} with several captions, of {len(pooled):,}."
     print(json.dumps({"output": str(options.output), **numbers}) if options.json else text)

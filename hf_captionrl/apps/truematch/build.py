@@ -16,7 +16,7 @@ from hf_captionrl.data.columns import concept_column, parse_json, replace_column
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.retrieval.bags import BagFile, bag_similarities, candidate_bags, curate_bags, load_bags, save_bags
-from hf_captionrl.utils.io import atomic_file, atomic_write_text, read_jsonl, write_json, write_jsonl
+from hf_captionrl.utils.io import atomic_file, atomic_write_text, counted, read_jsonl, write_json, write_jsonl
 from hf_captionrl.utils.parts import refuse_other_settings
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def print_status(benchmark: TrueMatch) -> None:
     """Print how many bags of each size are kept, dropped and undecided."""
     for size, counts in benchmark.status().items():
         print(
-            f"  {counts['bags']} bags of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
+            f"  {counted(counts['bags'], 'bag')} of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
             f"{counts['undecided']} undecided"
         )
 

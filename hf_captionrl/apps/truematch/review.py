@@ -21,7 +21,7 @@ from hf_captionrl.data import load_captions, open_image
 from hf_captionrl.data.columns import id_column, undecoded
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.pages import embedded_image, render_html
-from hf_captionrl.utils.io import atomic_write_text
+from hf_captionrl.utils.io import atomic_write_text, counted
 
 if TYPE_CHECKING:
     import datasets
@@ -60,7 +60,11 @@ def apply(arguments: ApplyOptions) -> None:
             json.dumps({"added": added, "bags": benchmark.status(), "fingerprint": bags_fingerprint(benchmark.kept)})
         )
         return
-    print(f"{arguments.folder}: {added} decisions added" if arguments.decisions is not None else str(arguments.folder))
+    print(
+        f"{arguments.folder}: {counted(added, 'decision')} added"
+        if arguments.decisions is not None
+        else str(arguments.folder)
+    )
     print_status(benchmark)
 
 
@@ -93,5 +97,5 @@ def review(arguments: ReviewOptions) -> None:
     atomic_write_text(arguments.output, page)
     command = f"captionrl truematch apply {arguments.folder} --decisions decisions.jsonl"
     facts = {"page": str(arguments.output), "bags": len(bags), "then": command}
-    text = f"{arguments.output}: {len(bags)} bags. Open it in a browser, then apply the file that it downloads:"
+    text = f"{arguments.output}: {counted(len(bags), 'bag')}. Open it in a browser, then apply the file that it downloads:"
     print(json.dumps(facts) if arguments.json else f"{text}\n  {command}")

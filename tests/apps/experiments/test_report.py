@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-from hf_captionrl.apps.experiments.report import Run, _Progress, train_runs
+from hf_captionrl.apps.experiments.report import Run, _Printer, _Progress, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
 from hf_captionrl.evaluation.evaluator import Evaluator
@@ -78,14 +78,20 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
     assert {name: trainer.evaluated for name, trainer in trainers.items()} == {"XE": 1, "SLE": 1, "SLL": 0, "alone": 0}
 
 
-def test_logs_are_shown_without_speeds_and_no_wider_than_the_terminal(monkeypatch):
+def test_logs_are_shown_without_speeds_and_no_wider_than_the_terminal(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     numbers = {f"eval_metric_{n}": n / 7 for n in range(9)}
     progress, printed = _Progress(), []
-    progress.on_log(None, SimpleNamespace(global_step=3), None, numbers)  # outside of training
+    args = SimpleNamespace(disable_tqdm=False)
+    progress.on_log(args, SimpleNamespace(global_step=3), None, numbers)  # outside of training
     progress.training_bar = SimpleNamespace(write=printed.append)
     speeds = {"eval_runtime": 2.0, "eval_samples_per_second": 1.0, "total_flos": 1e9}
-    progress.on_log(None, SimpleNamespace(global_step=3), None, numbers | speeds | {"note": "text", "epoch": 0})
+    logs = numbers | speeds | {"note": "text", "epoch": 0}
+    progress.on_log(args, SimpleNamespace(global_step=3), None, logs)
+    args.disable_tqdm = True  # as `captionrl train` does
+    for is_main in (True, False):
+        _Printer().on_log(args, SimpleNamespace(global_step=3, is_local_process_zero=is_main), None, logs)
+    assert capsys.readouterr().out == f"{printed[0]}\n"
     expected = ["step", "3:", *(f"eval_metric_{n}={n / 7:.4g}," for n in range(9)), "note=text,", "epoch=0"]
     assert [text.split() for text in printed] == [expected]
     assert max(map(len, printed[0].splitlines())) <= 80
