@@ -4,6 +4,7 @@ import itertools
 import re
 
 import pytest
+from peft import LoraConfig
 
 from hf_captionrl.scenes import load_scenes
 from scripts.docs_hooks import logged_keys
@@ -60,7 +61,8 @@ def smile_text(folder, data, scorer, held_out_scorer, parts):
 
 
 def self_retrieval_grpo(folder, data, scorer, held_out_scorer, parts):
-    return make_trainer(str(folder), per_device_train_batch_size=8, beta=0.1, **TWO_STEPS)
+    adapter = {"trainer_arguments": {"peft_config": LoraConfig(target_modules="all-linear")}}  # the reference is the base
+    return make_trainer(str(folder), per_device_train_batch_size=8, beta=0.1, **adapter, **TWO_STEPS)
 
 
 @pytest.mark.parametrize(
