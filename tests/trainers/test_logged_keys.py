@@ -61,7 +61,9 @@ def smile_text(folder, data, scorer, held_out_scorer, parts):
 
 
 def self_retrieval_grpo(folder, data, scorer, held_out_scorer, parts):
-    adapter = {"trainer_arguments": {"peft_config": LoraConfig(target_modules="all-linear")}}  # the reference is the base
+    adapter = {
+        "trainer_arguments": {"peft_config": LoraConfig(target_modules="all-linear")}
+    }  # the reference is the base
     return make_trainer(str(folder), per_device_train_batch_size=8, beta=0.1, **adapter, **TWO_STEPS)
 
 
