@@ -160,6 +160,16 @@ def check_budgets(root: Path) -> Iterator[str]:
                     "budget in a commit of its own that says what a user gets for it."
                 )
 
+    for folder, most, page in (("docs", 150_000, 10_240), ("reproduction", 120_000, sys.maxsize)):
+        pages = {path: path.stat().st_size for path in (root / folder).rglob("*.md") if "results" not in path.parts}
+        if sum(pages.values()) > most:
+            yield f"Pages of {folder}/ have {sum(pages.values()):,} bytes, and may have {most:,}."
+        yield from (
+            f"{path.relative_to(root)} has {size:,} bytes, and may have {page:,}."
+            for path, size in pages.items()
+            if size > page
+        )
+
 
 # --- texts and unsafe calls -----------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from PIL import Image
 
@@ -146,3 +147,29 @@ def test_every_run_has_a_curve_by_both_scorers(tmp_path):
             assert points[0][key] == rows["MLE"][key], key
             assert points[-1][key] == rows[run][key], key  # the weights of the last step, which are those of the row
     assert (tmp_path / "out" / "learning_curves.png").stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("images", "steps"),
+    [pytest.param(["--max_train_images", "1280", "--max_eval_images", "100", "--num_train_epochs", "1"], {5, 10, 15, 20}),
+     pytest.param([], set(range(5, 31)), marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+    ids=["short", "the demo"],
+)  # fmt: skip
+def test_the_defaults_end_at_the_best_dose_and_compare_with_the_starts_better_decoding(
+    tmp_path, capsys, images, steps
+):
+    out = tmp_path / "out"
+    few = ["--max_test_images", "100", "--compare_mle_weights", "--perplexity_name_or_path", "none"]
+    recipe.main([*images, *few, "--report_to", "none", "--use_cpu", "--output_dir", str(out)])
+    (line,) = (text for text in capsys.readouterr().out.splitlines() if text.startswith("Best after"))
+    results = json.loads((out / "results.json").read_text())
+    start, trained = results["rows"][:2]
+    assert start["note"] == "with 3 beams, which is better for the start than 1"
+    selection = results["selected"]["SMILE"]
+    assert line.startswith(f"Best after {selection['step']} steps: {selection['length']:.1f} words")
+    assert selection["step"] in steps
+    assert selection["value"] > selection["start"]["value"]
+    assert not selection["start"]["delivered"]
+    assert trained["length"] > start["length"]
+    with Image.open(out / "curves.png") as curves:
+        assert curves.width > 300

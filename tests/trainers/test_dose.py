@@ -1,9 +1,12 @@
 """Early evaluations: the schedule, the selection against the start, an exact resume, and runs without an effect."""
 
 import itertools
+import math
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import TrainerState
 
@@ -15,6 +18,7 @@ from tests.tiny import tiny_captioner
 
 from .one_step import SMALL, At, bits, different, largest_difference, weights
 
+ROOT = Path(__file__).parents[2]
 EARLY = [8, 20, 40]
 """Captions: steps 1, 3 and 5 of 8 captions."""
 SETTINGS = {
@@ -198,3 +202,13 @@ def test_of_twenty_controls_at_most_two_replace_the_start(tmp_path, scorer):
         trainer.train()
         replaced += not trainer.selection["start"]["delivered"]
     assert replaced <= 2
+
+
+def test_the_default_schedule_evaluates_eleven_times_in_two_epochs():
+    """Which took 22 % of the time of a run that does not stop early, on one thread."""
+    preset = yaml.safe_load((ROOT / "recipes/configs/smile_blip/dose.yaml").read_text(encoding="utf-8"))
+    last, size = 2 * math.ceil(5000 / preset["per_device_train_batch_size"]), preset["per_device_train_batch_size"]
+    early = {math.ceil(captions / size) for captions in preset["early_evaluations"]}
+    steps = {0, *early, *range(preset["eval_steps"], last + 1, preset["eval_steps"])}
+    assert len([step for step in steps if step <= last]) == 11
+    assert max(b - a for a, b in itertools.pairwise(sorted(step for step in steps if step <= 20))) <= 5
