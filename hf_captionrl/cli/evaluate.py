@@ -176,7 +176,7 @@ def _captioned_images(
         text = f"the other {len(references.captions) - len(ids):,} of the {len(references.captions):,} images of"
         say(
             folded(
-                f"captionrl evaluate: of {counted(len(ids), 'image')} there are captions; {text} {references.path} are left out."
+                f"captionrl evaluate: captions of {counted(len(ids), 'image')}; {text} {references.path} are left out."
             )
         )
     shown = ids[: arguments.max_images]

@@ -74,7 +74,7 @@ class SmileConfig(CaptionConfig):
             self.load_best_model_at_end: bool | None = True
             if self.eval_strategy == "no":  # type: ignore[has-type]
                 self.eval_strategy, self.save_strategy = "epoch", "epoch"
-            if self.metric_for_best_model not in (None, METRIC):  # type: ignore[has-type]
+            if self.metric_for_best_model not in (None, METRIC, *["loss"] * (self.mle_weight == 1)):  # type: ignore[has-type]
                 raise ValueError(
                     f"metric_for_best_model is {self.metric_for_best_model!r}, but early_evaluations compare checkpoints with the "
                     f"start by {METRIC}; SMILE's loss does not tell which captions are better. Leave one of the two out."

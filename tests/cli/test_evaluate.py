@@ -301,7 +301,7 @@ def test_the_whole_command_in_a_new_folder(folder, capsys):
     assert main(COMMAND) == 0
     said = capsys.readouterr()
     lines = said.err.replace("\n  ", " ").splitlines()  # where they are folded
-    assert "12 images have captions; the other 8 of the 20 images of refs.json are left out" in lines[0]
+    assert "captions of 12 images; the other 8 of the 20 images of refs.json are left out" in lines[0]
     signs = [line.split(": ")[1:3] for line in lines[1:]]
     same = "captions all begin or end with the same words"
     assert signs == [["a", same], ["b", same], ["b", "captions are references"]]

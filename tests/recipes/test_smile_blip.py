@@ -113,7 +113,7 @@ def test_a_row_without_further_training(tmp_path):
     card = tmp_path / "out" / "model" / "README.md"
     assert "maximum likelihood" in card.read_text().lower()
     card.unlink()
-    more += " --scorer none --held_out_scorer none --metric_for_best_model loss --model_license 'research use'"
+    more += " --scorer none --held_out_scorer none --model_license 'research use'"
     results = json.loads(train(recipe, tmp_path, ONE_EPOCH, more).read_text())
     text = card.read_text()
     assert "research use" in text
@@ -129,7 +129,7 @@ def test_a_row_without_further_training(tmp_path):
 CURVES_OF_TWO = [
     *"--max_steps 4 --eval_strategy steps --eval_steps 2 --save_strategy steps --save_steps 2".split(),
     *"--per_device_train_batch_size 8 --per_device_eval_batch_size 64 --load_best_model_at_end false".split(),
-    *"--learning_curves true --perplexity_name_or_path none --compare_mle_weights 1".split(),
+    *"--learning_curves true --perplexity_name_or_path none --compare_mle_weights 1 --early_evaluations".split(),
     *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", *GENERATION),
 ]
 

@@ -43,6 +43,9 @@ class Counting:
     def remove_callback(self, callback):
         pass
 
+    def pop_callback(self, callback):
+        pass
+
     def generate_captions(self, dataset, num_beams=1):
         return ["word " * self.length]
 
