@@ -2,6 +2,7 @@
 
 import base64
 import importlib
+import io
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
+from PIL import Image, PngImagePlugin
 
 from hf_captionrl.cli.main import main
 from hf_captionrl.cli.train import METHODS, _with_config
@@ -80,19 +82,29 @@ table { border-collapse: collapse; display: block; overflow: auto } td, th { bor
 """Widths of a page on GitHub."""
 
 
+def first_part():
+    """README up to its second heading."""
+    return README.read_text(encoding="utf-8").split("## Which path")[0]
+
+
 def first_screens(folder):
-    """Write README's first screens on a desktop and a phone, and return what is wrong with them."""
+    """Write README's first part as a desktop and a phone show it, and return what is wrong with it."""
     page, wrong = folder / "readme.html", []
     body = MarkdownIt().enable("table").render(README.read_text(encoding="utf-8"))
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><base href='{README.parent.as_uri()}/'><style>{STYLE}</style>"
     page.write_text(f"<!doctype html>{head}{body}", encoding="utf-8")
+    shown = PngImagePlugin.PngInfo()
+    shown.add_text("README", first_part())
     for name, width, height in (("desktop", 1280, 800), ("phone", 390, 844)):
         with Browser(width, height) as browser:
             size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": name == "phone"}
             browser.call("Emulation.setDeviceMetricsOverride", **size)
             browser.open(page.as_uri())
-            shot = browser.call("Page.captureScreenshot", format="png")["data"]
-            (folder / f"readme_{name}.png").write_bytes(base64.b64decode(shot))
+            end = browser.evaluate("document.querySelector('h2').getBoundingClientRect().top")
+            clip = {"x": 0, "y": 0, "width": width, "height": end, "scale": 1}
+            shot = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
+            with Image.open(io.BytesIO(base64.b64decode(shot))) as image:
+                image.convert("RGB").quantize(128).save(folder / f"readme_{name}.png", optimize=True, pnginfo=shown)
             if browser.evaluate("document.documentElement.scrollWidth") > width:
                 wrong.append(f"{name}: the page is wider than the screen")
             if browser.evaluate("document.querySelector('img').getBoundingClientRect().top") > height:
@@ -106,6 +118,12 @@ def first_screens(folder):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_the_first_screens(tmp_path):
     assert first_screens(tmp_path) == []
+
+
+def test_the_committed_pictures_show_this_readme():
+    for name in ("desktop", "phone"):
+        with Image.open(README.parent / f"docs/images/readme_{name}.png") as picture:
+            assert picture.info["README"] == first_part(), "draw them again with first_screens"
 
 
 def test_the_paths_have_a_block_each():

@@ -49,7 +49,7 @@ class BagArguments:
     neighbours: str | None = documented(None, "File of `captionrl bags --mode neighbours`. None: computed at start.")
     bag_features: Literal["multimodal", "concatenated", "image"] = documented(
         "multimodal",
-        "Similarity: of image and captions with equal weights, as in the paper, concatenated, or of images.",
+        "Similarity: of images and captions with equal weights, of both concatenated (paper), or of images.",
     )
     variants: dict[str, Any] | str | None = documented(None, "Further runs: {row name: {argument: value}}.")
 
