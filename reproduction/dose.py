@@ -268,7 +268,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.what == "words":
-        write_json(args.output, by_words(args.output.parent) | {"command": "python reproduction/dose.py words"})
+        record = by_words(args.output.parent) | {"command": "python reproduction/dose.py words"}
+        write_json(args.output, record | {"versions": installed_versions()})
         return
     world, cells = World(args.data), dict[Any, Path]()
     if args.learning_rate:
