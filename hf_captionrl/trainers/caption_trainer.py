@@ -191,7 +191,7 @@ class CaptionTrainer(ExactResumeTrainer):
             args.greater_is_better = None if metric is None else False
             if args.process_index == 0:
                 chosen = f"eval_{metric} selects the checkpoint" if metric else "The last checkpoint is delivered"
-                logger.warning("%s to select by retrieval. %s; metric_for_best_model names another.", lack, chosen)
+                logger.warning("%s to select by retrieval. %s.", lack, chosen)
         self.image_rows = train_dataset
         args.max_caption_length = self._longest_caption(train_dataset, args)
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
