@@ -160,10 +160,10 @@ def check_budgets(root: Path) -> Iterator[str]:
                     "budget in a commit of its own that says what a user gets for it."
                 )
 
-    for folder, most, longest in (("docs", 150_000, 10_240), ("reproduction", 120_000, sys.maxsize)):
-        pages = {page: page.stat().st_size for page in (root / folder).rglob("*.md") if "results" not in page.parts}
+    for name, most, longest in (("docs", 150_000, 10_240), ("reproduction", 120_000, sys.maxsize)):
+        pages = {page: page.stat().st_size for page in (root / name).rglob("*.md") if "results" not in page.parts}
         if sum(pages.values()) > most:
-            yield f"Pages of {folder}/ have {sum(pages.values()):,} bytes, and may have {most:,}."
+            yield f"Pages of {name}/ have {sum(pages.values()):,} bytes, and may have {most:,}."
         for page, size in pages.items():
             if size > longest:
                 yield f"{page.relative_to(root)} has {size:,} bytes, and may have {longest:,}."
