@@ -309,8 +309,8 @@ def train(arguments: tuple[Any, ...]) -> Path:
     results["configuration"] = configuration_line(arguments)
     atomic_write_text(output_dir / "model" / "README.md", card(arguments, results, description))
     path = write_json(output_dir / "results.json", results)
-    shown = [(k, results["recall"][str(k)]) for k in KS if k < len(pairs["test"])]
-    print(", ".join(f"R@{k} {found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" for k, found in shown))
+    rows = [(k, results["recall"][str(k)]) for k in KS if k < len(pairs["test"])]
+    print(", ".join(f"R@{k} {row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" for k, row in rows))
     print(f"The scorer is in {output_dir / 'model'}.")
     return path
 

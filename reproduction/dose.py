@@ -236,7 +236,7 @@ def by_words(folder: Path) -> dict[str, Any]:
     rows = list[dict[str, Any]]()
     for path in sorted(folder.glob("dose_*.json")):
         curves = json.loads(path.read_text("utf-8")).get("learning_curves", {})
-        for name, curve in curves.items() if "learning_rate" not in path.name else ():
+        for name, curve in curves.items():
             if "lambda 0," in name:
                 start, *points = ({key: point[key]["mean"] for key in ("length", HELD_OUT, REWARD)} for point in curve)
                 for ratio in RATIOS:
@@ -246,13 +246,13 @@ def by_words(folder: Path) -> dict[str, Any]:
                     rows.append(
                         {"file": path.name, "name": name, "ratio": ratio, "step": curve[at + 1]["step"], **gains}
                     )
-    summed = list[dict[str, Any]]()
+    ratios = list[dict[str, Any]]()
     for ratio in RATIOS:
         gains = {key: [row[key] for row in rows if row["ratio"] == ratio] for key in (HELD_OUT, REWARD)}
         above = sum(min(pair) > 0 for pair in zip(*gains.values(), strict=True))
         numbers = {key: {"mean": float(np.mean(values)), "worst": min(values)} for key, values in gains.items()}
-        summed.append({"ratio": ratio, "curves": len(gains[REWARD]), "above_by_both": above, **numbers})
-    return {"ratios": summed, "rows": rows}
+        ratios.append({"ratio": ratio, "curves": len(gains[REWARD]), "above_by_both": above, **numbers})
+    return {"ratios": ratios, "rows": rows}
 
 
 def main() -> None:

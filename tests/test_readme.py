@@ -93,8 +93,8 @@ def first_screens(folder):
     body = MarkdownIt().enable("table").render(README.read_text(encoding="utf-8"))
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><base href='{README.parent.as_uri()}/'><style>{STYLE}</style>"
     page.write_text(f"<!doctype html>{head}{body}", encoding="utf-8")
-    shown = PngImagePlugin.PngInfo()
-    shown.add_text("README", first_part())
+    metadata = PngImagePlugin.PngInfo()
+    metadata.add_text("README", first_part())
     for name, width, height in (("desktop", 1280, 800), ("phone", 390, 844)):
         with Browser(width, height) as browser:
             size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": name == "phone"}
@@ -104,7 +104,7 @@ def first_screens(folder):
             clip = {"x": 0, "y": 0, "width": width, "height": end, "scale": 1}
             shot = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
             with Image.open(io.BytesIO(base64.b64decode(shot))) as image:
-                image.convert("RGB").quantize(128).save(folder / f"readme_{name}.png", optimize=True, pnginfo=shown)
+                image.convert("RGB").quantize(128).save(folder / f"readme_{name}.png", optimize=True, pnginfo=metadata)
             if browser.evaluate("document.documentElement.scrollWidth") > width:
                 wrong.append(f"{name}: the page is wider than the screen")
             if browser.evaluate("document.querySelector('img').getBoundingClientRect().top") > height:

@@ -90,7 +90,7 @@ def load_captioner(
     kwargs = check_kwargs(kwargs if dtype is None else {"dtype": dtype} | kwargs)
     if kwargs and not isinstance(model, (str, os.PathLike)):
         what = type(model).__name__
-        raise ValueError(f"{', '.join(kwargs)} cannot be set on a {what}, which is loaded. Use model.to(dtype).")
+        raise ValueError(f"{', '.join(kwargs)} cannot be set on a {what} that is loaded. Use model.to(dtype).")
     if isinstance(model, Captioner):
         captioner = model
         captioner.prompt = captioner.prompt if prompt is None else prompt

@@ -174,11 +174,8 @@ def _captioned_images(
     ids = measured_images(files, references)
     if references is not None and len(references.captions) > len(ids):
         text = f"the other {len(references.captions) - len(ids):,} of the {len(references.captions):,} images of"
-        say(
-            folded(
-                f"captionrl evaluate: captions of {counted(len(ids), 'image')}; {text} {references.path} are left out."
-            )
-        )
+        count = counted(len(ids), "image")
+        say(folded(f"captionrl evaluate: captions of {count}; {text} {references.path} are left out."))
     shown = ids[: arguments.max_images]
     captions = [[] if references is None else references.captions[i] for i in shown]
     kinds = datasets.Features({"image_id": datasets.Value("string"), "captions": CAPTIONS})

@@ -298,7 +298,9 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
     """Several splits as one data set; all without names."""
     names = list(names) or list(splits)
     if missing := set(names) - splits.keys():
-        raise ValueError(f"{where} has no split {min(missing)!r}. Use one of {list(splits)}, some ('a+b') or 'all'.")
+        raise ValueError(
+            f"{where} has no split {min(missing)!r}. Use one of {list(splits)}, several ('a+b') or 'all'."
+        )
     if len(names) == 1:
         return with_split(splits[names[0]], names[0])
     parts = [splits[name] for name in names]

@@ -118,5 +118,6 @@ class DoseCallback(TrainerCallback):
         is_better = chance < _SIGNIFICANT
         if not is_better:
             self.trainer.load_start()
-        found = {"value": float(start.mean()), "length": lengths[0], "p_value": chance, "delivered": not is_better}
-        return {"length": lengths[step], "start": found}
+        recall = float(start.mean())
+        row = {"value": recall, "length": lengths[0], "p_value": chance, "delivered": not is_better}
+        return {"length": lengths[step], "start": row}

@@ -60,11 +60,8 @@ def apply(arguments: ApplyOptions) -> None:
             json.dumps({"added": added, "bags": benchmark.status(), "fingerprint": bags_fingerprint(benchmark.kept)})
         )
         return
-    print(
-        f"{arguments.folder}: {counted(added, 'decision')} added"
-        if arguments.decisions is not None
-        else str(arguments.folder)
-    )
+    text = "" if arguments.decisions is None else f": {counted(added, 'decision')} added"
+    print(f"{arguments.folder}{text}")
     print_status(benchmark)
 
 

@@ -157,7 +157,7 @@ def test_decisions_are_applied_once_and_shown_on_the_card(folder, tmp_path, caps
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([{"bag": "3-000000000000", "decision": "keep"}], "not in"),
+        ([{"bag": "3-000000000000", "decision": "keep"}], "is not in"),
         ("all", "bags are dropped"),
     ],
 )
