@@ -173,10 +173,8 @@ def first_rows(images: Tensor, scale: Callable[[Tensor], Tensor] = torch.Tensor.
 def concept_numbers(concepts: Sequence[Any]) -> list[int] | None:
     """Number of each image's concept, by first appearance; an image without one (None, NaN or "") is its own. None: no concept has two images."""
     numbers: dict[Any, int] = {}
-    rows = [
-        numbers.setdefault((row,) if c in (None, "") or c != c else str(c), len(numbers))
-        for row, c in enumerate(concepts)
-    ]
+    names = ["" if c is None or c != c else str(c) for c in concepts]
+    rows = [numbers.setdefault(name or (row,), len(numbers)) for row, name in enumerate(names)]
     return rows if len(numbers) < len(rows) else None
 
 

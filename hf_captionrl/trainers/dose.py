@@ -118,6 +118,5 @@ class DoseCallback(TrainerCallback):
         is_better = chance < _SIGNIFICANT
         if not is_better:
             self.trainer.load_start()
-        recall = float(start.mean())
-        row = {"value": recall, "length": lengths[0], "p_value": chance, "delivered": not is_better}
+        row = {"value": float(start.mean()), "length": lengths[0], "p_value": chance, "delivered": not is_better}
         return {"length": lengths[step], "start": row}

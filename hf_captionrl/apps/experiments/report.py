@@ -255,12 +255,12 @@ def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
     return alone
 
 
-class _Printer(PrinterCallback):
+class _Printer(TrainerCallback):
     """Logs in lines of the terminal's width, without the speed of each evaluation."""
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        bar = getattr(self, "training_bar", None)  # without a bar, the main process alone prints
-        if bar is not None or (args.disable_tqdm and state.is_local_process_zero):
+        bar = getattr(self, "training_bar", None)  # neither prints before training, when max_steps is 0
+        if bar is not None or (args.disable_tqdm and state.is_local_process_zero and state.max_steps):
             numbers = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in logs.items()}
             texts = [f"{k}={v}" for k, v in numbers.items() if not k.endswith(("_runtime", "_per_second", "_flos"))]
             (print if bar is None else bar.write)(folded(f"step {state.global_step}: {', '.join(texts)}"))
@@ -268,6 +268,13 @@ class _Printer(PrinterCallback):
 
 class _Progress(_Printer, ProgressCallback):
     """The same beside a progress bar."""
+
+
+def fold_logs(trainer: Any) -> None:
+    """Replace the Trainer's printing of logs by lines of the terminal's width; not in a notebook."""
+    for theirs, ours in ((ProgressCallback, _Progress), (PrinterCallback, _Printer)):
+        if trainer.pop_callback(theirs):
+            trainer.add_callback(ours())
 
 
 def train_or_resume(trainer: ExactResumeTrainer) -> None:
@@ -288,9 +295,7 @@ def train_or_resume(trainer: ExactResumeTrainer) -> None:
         text = f"{last}: not trained again." if is_over else f"Resuming from step {state.global_step:,}, {last}."
         anew = f"Starting anew: the checkpoints in {folder} are moved aside when the first one is saved."
         print(folded(f"{text} --overwrite_output_dir starts anew." if resumes else anew), flush=True)
-    for theirs, ours in ((ProgressCallback, _Progress), (PrinterCallback, _Printer)):  # neither in a notebook
-        if trainer.pop_callback(theirs):
-            trainer.add_callback(ours())
+    fold_logs(trainer)
     trainer.train(resume_from_checkpoint=last if resumes else None)
 
 
@@ -385,6 +390,7 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
     test = splits["test"]
     for number, run in enumerate(runs):
         trainer = run.make(run.config)
+        fold_logs(trainer)
         is_main, is_training = Path(run.config.output_dir).name == "model", is_trained(run.config)
         if is_training and trainer.is_world_process_zero():
             settings = ", ".join(f"{key}={value}" for key, value in result.settings.get(run.name, {}).items())

@@ -166,9 +166,7 @@ def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMa
     lines = {} if decisions is None else read_decisions(decisions)
     new = {bag: line for bag, line in lines.items() if benchmark.decisions.get(bag) != line}
     if foreign := new.keys() - set(map(bag_id, benchmark.bags.bags)):
-        raise ValueError(
-            f"{decisions} decides about bag {min(foreign)!r}, which is not in {folder}. Use another file."
-        )
+        raise ValueError(f"{decisions} decides about {min(foreign)!r}, which is not in {folder}. Use another file.")
     benchmark = replace(benchmark, decisions={**benchmark.decisions, **new})
     remaining = benchmark.kept  # fails before anything is written if all bags are dropped
     write_jsonl(folder / DECISIONS_FILE, ({"bag": bag, **line} for bag, line in benchmark.decisions.items()))

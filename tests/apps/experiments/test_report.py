@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
 
-from hf_captionrl.apps.experiments.report import Run, _Printer, _Progress, train_runs
+from hf_captionrl.apps.experiments.report import Run, _Printer, _Progress, fold_logs, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
 from hf_captionrl.evaluation.evaluator import Evaluator
@@ -94,12 +95,23 @@ def test_logs_are_shown_without_speeds_and_no_wider_than_the_terminal(monkeypatc
     logs = numbers | speeds | {"note": "text", "epoch": 0}
     progress.on_log(args, SimpleNamespace(global_step=3), None, logs)
     args.disable_tqdm = True  # as `captionrl train` does
-    for is_main in (True, False):
-        _Printer().on_log(args, SimpleNamespace(global_step=3, is_local_process_zero=is_main), None, logs)
+    for is_main, max_steps in ((True, 9), (False, 9), (True, 0)):
+        state = SimpleNamespace(global_step=3, is_local_process_zero=is_main, max_steps=max_steps)
+        _Printer().on_log(args, state, None, logs)
     assert capsys.readouterr().out == f"{printed[0]}\n"
     expected = ["step", "3:", *(f"eval_metric_{n}={n / 7:.4g}," for n in range(9)), "note=text,", "epoch=0"]
     assert [text.split() for text in printed] == [expected]
     assert max(map(len, printed[0].splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(ProgressCallback, _Progress), (PrinterCallback, _Printer)])
+def test_the_printing_of_transformers_is_replaced_once_also_when_asked_twice(theirs, ours):
+    handler = CallbackHandler([theirs()], None, None, None, None)
+    for _ in range(2):
+        fold_logs(handler)
+        assert [type(callback) for callback in handler.callbacks if not isinstance(callback, DefaultFlowCallback)] == [
+            ours
+        ]
 
 
 def test_a_run_differs_in_what_the_list_names_and_in_nothing_else(tmp_path):
