@@ -41,7 +41,7 @@ class SmileVideoConfig(SmileRecipeConfig):
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, SmileArguments, SmileVideoConfig)
-    return parse_arguments(types, argv, default_config=CONFIGS / "moving_scenes.yaml")
+    return parse_arguments(types, argv, default_config=CONFIGS / "dose.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -147,11 +147,14 @@ def main() -> None:
         at = arguments.index("--")
         arguments, further = arguments[:at], arguments[at + 1 :]
     args = parser.parse_args(arguments)
+    preset = list[str]()
+    if not {"--row", "--config"} & set(further):  # the default of a recipe may be another one
+        preset = ["--config", *map(str, (ROOT / "recipes/configs" / args.recipe).glob("*scenes.yaml"))]
     runs, samples = [], []
     for seed in args.seeds:
         folder = Path(args.runs_dir) / args.recipe / f"seed-{seed}"
         if not (folder / "results.json").exists():
-            command = [sys.executable, str(ROOT / "recipes" / f"{args.recipe}.py"), "--seed", str(seed)]
+            command = [sys.executable, str(ROOT / "recipes" / f"{args.recipe}.py"), *preset, "--seed", str(seed)]
             done = subprocess.run([*command, "--output_dir", str(folder), *further], check=False)
             if not collapsed(folder):
                 done.check_returncode()

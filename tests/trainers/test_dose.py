@@ -63,17 +63,18 @@ def test_probability_equals_the_enumeration_of_all_signs():
         assert chance_of_best(start, checkpoints, best) == pytest.approx(exact, abs=0.02)
 
 
+@pytest.mark.parametrize("num_images", [100, 300])
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
-def test_without_an_effect_the_start_is_delivered_in_95_of_100_runs(correlation):
-    """With 12 evaluations of 300 images; negative control: the best of them, tested alone, replaces the start much more often."""
+def test_without_an_effect_the_start_is_delivered_in_95_of_100_runs(correlation, num_images):
+    """With 12 evaluations; negative control: the best of them, tested alone, replaces the start much more often."""
     generator = torch.Generator().manual_seed(1)
     corrected = alone = 0
     for _ in range(200):
-        shared, own = torch.randn(300, generator=generator), torch.randn(12, 300, generator=generator)
+        shared, own = torch.randn(num_images, generator=generator), torch.randn(12, num_images, generator=generator)
         gains = correlation**0.5 * shared + (1 - correlation) ** 0.5 * own
         best = int(gains.mean(dim=1).argmax())
-        corrected += chance_of_best(torch.zeros(300), gains, best, num_flips=1000) < 0.05
-        alone += chance_of_best(torch.zeros(300), gains[best, None], 0, num_flips=1000) < 0.05
+        corrected += chance_of_best(torch.zeros(num_images), gains, best, num_flips=1000) < 0.05
+        alone += chance_of_best(torch.zeros(num_images), gains[best, None], 0, num_flips=1000) < 0.05
     assert corrected <= 200 * 0.05 + 2 * (200 * 0.05 * 0.95) ** 0.5
     assert alone > 2 * corrected
 
