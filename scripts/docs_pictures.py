@@ -190,7 +190,7 @@ PICTURES: dict[str, Picture] = {
         lambda path, found, text: write_diversity_tradeoff(path, found, text=text),
     ),
     "video": _dot_plot(
-        *("smile_video_seeds", ("MLE", "MLE first", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references")),
+        *("smile_video_dose_seeds", ("MLE", "MLE first", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references")),
         *(_HELD_OUT, _TRUTH, _HALLUCINATION, _CIDER),
     ),
     "boosting": _dot_plot(
