@@ -19,10 +19,10 @@ from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.cli.main import main
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.io import write_json
-from reproduction import findings, real, reproduce, runs
+from reproduction import findings, real, reproduce, run_seeds, runs
 from reproduction.make_paper_index import PAPERS, load_rows, until_of
 from reproduction.measurements import look_up, measured, shown
-from reproduction.runs import CONFIGS, Run, execute, finished, in_order, moved_targets, to_run
+from reproduction.runs import CONFIGS, Run, execute, finished, in_order, moved_targets, presets_of, to_run, words_of
 from scripts.docs_hooks import generated_pages, on_page_markdown
 from tests.apps.convert.test_published import original_blip, published, saved
 from tests.retrieval.tiny_scorers import make_clip
@@ -220,6 +220,23 @@ def test_the_committed_results_are_up_to_date_and_those_of_the_runs(capsys):
             )
             # A run of no paper's row is on a page, or in the full tables.
             assert command in commands or command in guides or recorded in guides, run.name
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, run in RUNS.items() if run.command.startswith("python reproduction/run_seeds")]
+)
+def test_seeds_run_the_preset_that_their_result_states(monkeypatch, tmp_path, name):
+    """Also where the recipe's default has become another one."""
+
+    def call(words, **kwargs):
+        raise RuntimeError(" ".join(words).replace(f"{ROOT}/", ""))
+
+    words = words_of(RUNS[name].recorded([0], str(tmp_path / name)))[1:]
+    monkeypatch.setattr(run_seeds.subprocess, "run", call)
+    monkeypatch.setattr("sys.argv", [*words[:2], "--runs_dir", str(tmp_path), *words[2:]])
+    with pytest.raises(RuntimeError) as called:
+        run_seeds.main()
+    assert presets_of("", str(called.value)) == [RUNS[name].preset]
 
 
 @pytest.mark.parametrize("processes", [1, 4])
