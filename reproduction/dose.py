@@ -234,7 +234,7 @@ def by_other_scorers(world: World, folder: Path) -> dict[str, Any]:
 def by_words(folder: Path) -> dict[str, Any]:
     """Where captions `ratio` times as long as the start's stop pure SMILE, and its R@1 there minus the start's, over recorded curves."""
     rows = list[dict[str, Any]]()
-    for path in sorted(folder.glob("dose_*.json")):
+    for path in sorted({*folder.glob("dose_*.json")} - {folder / "dose_photographs.json"}):  # of photographs, by seed
         curves = json.loads(path.read_text("utf-8")).get("learning_curves", {})
         for name, curve in curves.items():
             if "lambda 0," in name:
@@ -264,6 +264,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--data", type=Path, help="of photographs")
     parser.add_argument("--learning_rate", type=float, help="of photographs, other than the preset's")
+    parser.add_argument("--beams", type=int, nargs="+", default=[*BEAMS], help="decodings; 1 is greedy")
     parser.add_argument("--runs_dir", type=Path, default=ROOT / "outputs" / "dose")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -272,6 +273,8 @@ def main() -> None:
         write_json(args.output, record | {"versions": installed_versions()})
         return
     world, cells = World(args.data), dict[Any, Path]()
+    for beams in BEAMS.keys() - {*args.beams}:
+        del BEAMS[beams]
     if args.learning_rate:
         CHANGES[world.name]["learning_rate"] = args.learning_rate
     starts = args.starts * (args.what in ("scenes", "photographs"))
