@@ -125,7 +125,7 @@ _DOSE = {
     ),
     "dose_photographs": (
         (*_LISTENERS[:2], ("unmentioned_objects", "Objects that no\nreference names ↓")),
-        tuple(f"mle-400, lambda {rest}" for rest in ("0, greedy", "0, 3 beams", "1, greedy")),
+        ("mle-400, lambda 0, greedy", "mle-400, lambda 1, greedy"),
     ),
 }
 """SMILE by dose on scenes and on photographs: panels and rows."""
