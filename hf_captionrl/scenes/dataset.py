@@ -278,7 +278,7 @@ def load_moving_scenes(
     *,
     seed: int = 0,
     num_train: int = 1200,
-    num_validation: int = 100,
+    num_validation: int = 300,
     num_test: int = 300,
 ) -> datasets.DatasetDict:
     """Make the moving data set; no two clips of it share their facts.

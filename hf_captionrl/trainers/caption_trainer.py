@@ -190,7 +190,8 @@ class CaptionTrainer(ExactResumeTrainer):
             args.metric_for_best_model = metric  # type: ignore[assignment]
             args.greater_is_better = None if metric is None else False
             if args.process_index == 0:
-                chosen = f"eval_{metric} selects the checkpoint" if metric else "The last checkpoint is delivered"
+                last = "The run stops when captions are 1.1 times as long as the start's. Its" if early else "The"
+                chosen = f"eval_{metric} selects the checkpoint" if metric else f"{last} last checkpoint is delivered"
                 logger.warning("%s to select by retrieval. %s.", lack, chosen)
         self.image_rows = train_dataset
         args.max_caption_length = self._longest_caption(train_dataset, args)

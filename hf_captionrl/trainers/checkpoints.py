@@ -225,10 +225,10 @@ def selection_line(selection: Mapping[str, Any]) -> str:
         if start is None:
             line = f"Selected {line}"
         elif start["delivered"]:
-            gain = f"against {start['value']:.4g} (p = {start['p_value']:.2g})"
+            gain = f"against {start['value']:.4g} (p = {start['p_value']:.2g}, {start['images']} images)"
             line = f"The start is delivered: {start['length']:.1f} words. Not significantly better is {line}, {gain}"
         else:
-            gain = f"from {start['value']:.4g} (p = {start['p_value']:.2g})"
+            gain = f"from {start['value']:.4g} (p = {start['p_value']:.2g}, {start['images']} images)"
             line = f"Best after {counted(selection['step'], 'step')}: {selection['length']:.1f} words. Selected {line}, {gain}"
     line += f"; {selection['kept_instead']}" if "kept_instead" in selection else ""
     for event, name in (("trips", "tripped"), ("refused", "refused the evaluation")):

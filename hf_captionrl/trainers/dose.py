@@ -105,8 +105,8 @@ class DoseCallback(TrainerCallback):
         """Compare the checkpoint of a step with the start, and load the start unless the gain is significant.
 
         Returns:
-            `dict`: empty where another metric selects; else `length` (mean words of the checkpoint) and `start`: its `value` and `length`, the corrected `p_value` of the
-            checkpoint, and whether the start is `delivered`.
+            `dict`: empty where another metric selects; else `length` (mean words of the checkpoint) and `start`: its `value` and
+            `length`, the corrected `p_value` of the checkpoint, the number of `images`, and whether the start is `delivered`.
         """
         state = self.trainer.state
         if self.trainer.args.metric_for_best_model != METRIC:
@@ -118,5 +118,5 @@ class DoseCallback(TrainerCallback):
         is_better = chance < _SIGNIFICANT
         if not is_better:
             self.trainer.load_start()
-        row = {"value": float(start.mean()), "length": lengths[0], "p_value": chance, "delivered": not is_better}
-        return {"length": lengths[step], "start": row}
+        row = {"value": float(start.mean()), "length": lengths[0], "p_value": chance, "images": len(start)}
+        return {"length": lengths[step], "start": {**row, "delivered": not is_better}}

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hf_captionrl.scenes as scenes
+from hf_captionrl.apps.experiments import report
 from hf_captionrl.apps.experiments.smile import VideoEvaluator
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import sample_frames
@@ -30,6 +31,7 @@ def small_world():
     with pytest.MonkeyPatch.context() as patch:
         made = scenes.load_moving_scenes(num_train=16, num_validation=6, num_test=18)
         patch.setattr(scenes, "load_moving_scenes", lambda: made)
+        patch.setattr(report, "better_decoding", lambda trainer: 3)
         yield made
 
 
@@ -48,6 +50,12 @@ def test_the_table_ends_with_emscore(run):
     captioner = load_captioner(str(run / "model"), dtype=torch.float32)
     assert captioner.family == "blip"
     assert (run / "model-mle" / "model.safetensors").exists()
+
+
+def test_starts_have_their_better_decoding(run):
+    rows = json.loads((run / "results.json").read_text())["rows"]
+    noted = {row["name"] for row in rows if "3 beams, which is better for the start" in row.get("note", "")}
+    assert noted == {"MLE", "MLE first"}
 
 
 def test_emscore_of_a_row_is_that_of_frames_and_tokens(small_world, tmp_path):

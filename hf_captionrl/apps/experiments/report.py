@@ -64,17 +64,16 @@ from hf_captionrl.utils.options import check_values
 _PREFIX = "test_"
 
 
-def measured(name: str, captions: list[str], evaluator: Evaluator, trainer: CaptionTrainer) -> dict[str, Any]:
+def measured(
+    name: str, captions: list[str], evaluator: Evaluator, trainer: CaptionTrainer, **decoding: Any
+) -> dict[str, Any]:
     """The row of a captioner, which also captions the images of bags that are not in the test split."""
-    more = [] if evaluator.bag_images is None else trainer.generate_captions(evaluator.bag_images)
+    more = [] if evaluator.bag_images is None else trainer.generate_captions(evaluator.bag_images, **decoding)
     return evaluator.row(name, captions, more_captions=more)
 
 
 class LearningCurve(TrainerCallback):
-    """Measures captions of the test split at every evaluation; selects nothing.
-
-    The points are in `trainer.state.log_history`, so a resumed run has those before the interruption.
-    """
+    """Measures captions of the test split at every evaluation, into the log that a resumed run keeps; selects nothing."""
 
     def __init__(self, trainer: CaptionTrainer, evaluator: Evaluator, test: datasets.Dataset) -> None:
         self.trainer, self.evaluator, self.test = trainer, evaluator, test
@@ -364,7 +363,7 @@ def better_decoding(trainer: CaptionTrainer) -> int:
     beams, recalls = trainer.args.generation_num_beams, dict[int, float]()
     for number in dict.fromkeys((beams, 1, 3)):
         trainer.args.generation_num_beams = number
-        recalls[number] = trainer.evaluate()[f"eval_{METRIC}"]
+        recalls[number] = trainer.evaluate().get(f"eval_{METRIC}", 0.0)  # without it, the configured number
     trainer.args.generation_num_beams = beams
     return max(recalls, key=recalls.__getitem__)
 
@@ -388,6 +387,18 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
     result = Comparison(settings={name: settings for name, settings in settings_by_name.items() if settings})
     before: dict[str | None, dict[str, float]] = {}  # the first point of a curve: the captioner before training
     test = splits["test"]
+    has_doses = any(is_trained(run.config) and getattr(run.config, "early_evaluations", None) for run in runs)
+
+    def add_row(name: str, trainer: CaptionTrainer, is_start: bool) -> None:
+        """Caption the test split; the start of runs with early evaluations with the decoding that is better for it."""
+        beams = configured = trainer.args.generation_num_beams
+        if is_start and has_doses and trainer.scorer is not None:
+            beams = better_decoding(trainer)
+        result.captions[name] = trainer.generate_captions(test, num_beams=beams)
+        result.rows.append(measured(name, result.captions[name], evaluator, trainer, num_beams=beams))
+        if beams != configured:
+            result.rows[-1]["note"] = f"with {beams} beams, which is better for the start than {configured}"
+
     for number, run in enumerate(runs):
         trainer = run.make(run.config)
         fold_logs(trainer)
@@ -399,13 +410,7 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
         if has_dose:
             trainer.compute_metrics = functools.partial(count_wrong, splits["validation"])
         if not result.captions and (run.starts_from is not None or not is_training):
-            configured = beams = run.config.generation_num_beams
-            if has_dose and run.config.metric_for_best_model == METRIC:
-                beams = better_decoding(trainer)
-            result.captions[START] = trainer.generate_captions(test, num_beams=beams)
-            result.rows.append(measured(START, result.captions[START], evaluator, trainer))
-            if beams != configured:
-                result.rows[-1]["note"] = f"with {beams} beams, which is better for the start than {configured}"
+            add_row(START, trainer, True)
         if is_training:
             if run.starts_from is not None and run.starts_from not in before and not has_dose:
                 before[run.starts_from] = trainer.evaluate()
@@ -428,22 +433,22 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
                 {"epoch": e.get("epoch") or 0.0, "step": e["step"]} | {key: e.get(f"eval_{key}") for key in keys}
                 for e in history
             ]
-            captions = result.captions[run.name] = trainer.generate_captions(test)
-            result.rows.append(measured(run.name, captions, evaluator, trainer))
+            add_row(run.name, trainer, run.name in starts)
             # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
             is_checked = trainer.selection is not None and "kept_instead" not in trainer.selection
             guard = None if is_checked or trainer.collapsed is not None else trainer.guard
-            if guard is not None and (reason := guard.judge(captions)[1]) is not None:
+            if guard is not None and (reason := guard.judge(result.captions[run.name])[1]) is not None:
                 note_collapse(trainer, reason)
+            if trainer.selection is not None:
+                result.selected[run.name] = trainer.selection
+                is_start = trainer.selection.get("start", {}).get("delivered", False)
+                judged_itself = trainer.scorer is not None and not evaluator.arguments.has_reward_scorer
+                notes = ["the start, because no checkpoint is significantly better"] * is_start
+                if notes := notes + ["the scorer that evaluates it also selected it"] * judged_itself:
+                    result.rows[-1]["note"] = "; ".join(notes)
             if trainer.collapsed is not None:
                 result.collapsed[run.name] = trainer.collapsed
                 result.rows[-1]["note"] = trainer.collapsed[0].lower() + trainer.collapsed[1:]
-            if trainer.selection is not None:
-                if trainer.selection.get("start", {}).get("delivered"):
-                    result.rows[-1]["note"] = "the start, because no checkpoint is significantly better"
-                elif trainer.scorer is not None and not evaluator.arguments.has_reward_scorer:
-                    result.rows[-1]["note"] = "the scorer that evaluates it also selected it"
-                result.selected[run.name] = trainer.selection
         is_withheld = is_main and run.name in result.collapsed
         if not is_withheld:
             trainer.save_model()

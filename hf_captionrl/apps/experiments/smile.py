@@ -32,7 +32,6 @@ from hf_captionrl.metrics.clip_scores import emscore_matrix
 from hf_captionrl.metrics.columns import COLUMNS, VIDEO_COLUMNS, Column
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.ranking import ranks_from_scores, recall_at_k
-from hf_captionrl.retrieval.scorer import TokenScorer
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.utils.options import documented
 
@@ -49,14 +48,16 @@ class VideoEvaluator(Evaluator):
         if not number:
             raise ValueError("The data are images. Set num_frames to the number of frames per video, for example 8.")
         self.frame_features: list[Tensor] | None = None
-        self._features_of: list[dict[str, Tensor]] = []  # of each reference of each video
-        if _has_token_features(self.held_out_scorer):
-            scorer: Any = self.held_out_scorer
-            cache = FeatureCache.for_scorer(scorer, cache_dir, what=f"image_{number}_frames")
-            found = cached_features(cache, self.dataset, scorer.image_features, unit_length=True, pooling="concat")
-            self.frame_features = list(found.tensor().float())  # N times (F, D)
-            rows = iter(scorer.token_features(spoken([text for texts in self.references for text in texts])))
-            self._features_of = [{text: next(rows).cpu() for text in texts} for texts in self.references]
+        scorer: Any = self.held_out_scorer
+        references = spoken([text for texts in self.references for text in texts])
+        try:
+            rows = iter(scorer.token_features(references))
+        except (AttributeError, ValueError):  # SigLIP and other text towers of fixed length have no features of tokens
+            return
+        cache = FeatureCache.for_scorer(scorer, cache_dir, what=f"image_{number}_frames")
+        found = cached_features(cache, self.dataset, scorer.image_features, unit_length=True, pooling="concat")
+        self.frame_features = list(found.tensor().float())  # N times (F, D)
+        self._features_of = [{text: next(rows).cpu() for text in texts} for texts in self.references]
 
     def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:
         if self.frame_features is None:
@@ -72,14 +73,6 @@ class VideoEvaluator(Evaluator):
         recalls = {f"emscore_recall_at_{k}": recall_at_k(ranks, k) for k in (1, 5)}
         values = {"emscore": found["f"], "emscore_references": found["reference_f"]}
         return values | recalls | {f"emscore_{name}": found[name] for name in ("precision", "recall")}
-
-
-def _has_token_features(scorer: Any) -> bool:
-    """Whether a scorer has features of tokens; SigLIP and other fixed-length text towers have none."""
-    try:
-        return isinstance(scorer, TokenScorer) and bool(scorer.token_features(["a"]))
-    except ValueError:
-        return False
 
 
 # --- The recipes that finetune with SMILE, on images and on videos ---------------------------------------------------
