@@ -26,6 +26,7 @@ class SmileConfig(CaptionConfig):
     - `per_device_train_batch_size=32`: the paper's step has 128 captions, 32 on each of four devices.
     - `mle_label_smoothing=0`: the authors' code smooths the MLE branch by 0.1, Eq. 4 does not.
     - Images are not augmented and captions not lower-cased. The authors' code crops images at random and removes punctuation.
+    - `early_evaluations`, which `captionrl train smile` has, are ours; by default there are none.
 
     Only what differs from [`CaptionConfig`] is listed.
     """
