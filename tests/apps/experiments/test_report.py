@@ -22,7 +22,11 @@ class Counting:
         self.state = SimpleNamespace(log_history=[])
         self.captioner = self.callback = None
         self.args = SimpleNamespace(
-            disable_tqdm=True, output_dir="nowhere", save_total_limit=None, overwrite_output_dir=False
+            generation_num_beams=1,
+            disable_tqdm=True,
+            output_dir="nowhere",
+            save_total_limit=None,
+            overwrite_output_dir=False,
         )
         self.selection = {"step": gain} if gain > 1 else None
         self.collapsed = self.guard = self.dose = None
