@@ -192,8 +192,8 @@ def test_early_evaluations_alone_evaluate_each_epoch(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_of_twenty_controls_at_most_two_replace_the_start(tmp_path, scorer):
-    """Further steps of maximum likelihood from a trained captioner; with 5 %, 3 or more of 20 have a probability of 0.08."""
+def test_of_twenty_controls_at_most_one_replaces_the_start(tmp_path, scorer):
+    """Further steps of maximum likelihood from a trained captioner."""
     data = load_scenes(num_train=2560, num_validation=300, num_test=0)
     settings = {"learning_rate": 2e-4, "num_train_epochs": 1, "per_device_eval_batch_size": 300, "max_steps": -1}
     settings |= {"optim": "adamw_torch", "generation_max_new_tokens": 30, "per_device_train_batch_size": 64}
@@ -204,7 +204,7 @@ def test_of_twenty_controls_at_most_two_replace_the_start(tmp_path, scorer):
         trainer = SmileTrainer("scenes:clipcap-mle", config, data["train"], data["validation"], scorer=scorer)
         trainer.train()
         replaced += not trainer.selection["start"]["delivered"]
-    assert replaced <= 2
+    assert replaced <= 1
 
 
 def test_the_default_schedule_evaluates_eleven_times_in_two_epochs():
