@@ -55,8 +55,8 @@ class VideoEvaluator(Evaluator):
         except (AttributeError, ValueError):  # SigLIP and other text towers of fixed length have no features of tokens
             return
         cache = FeatureCache.for_scorer(scorer, cache_dir, what=f"image_{number}_frames")
-        found = cached_features(cache, self.dataset, scorer.image_features, unit_length=True, pooling="concat")
-        self.frame_features = list(found.tensor().float())  # N times (F, D)
+        frames = cached_features(cache, self.dataset, scorer.image_features, unit_length=True, pooling="concat")
+        self.frame_features = list(frames.tensor().float())  # N times (F, D)
         self._features_of = [{text: next(rows).cpu() for text in texts} for texts in self.references]
 
     def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:
